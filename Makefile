@@ -14,7 +14,7 @@ PARALLEL := -n 2 --dist loadfile
 .DEFAULT_GOAL := help
 # Tests measure nothing while something else compiles, and messages stay in order.
 .NOTPARALLEL:
-.PHONY: help build build-python develop demo docs test test-native test-plugins lint stub types pytest pytest-python house soak sanitize sanitize-address sanitize-thread clean
+.PHONY: help build build-python develop demo docs test test-native test-plugins test-cluster lint stub types pytest pytest-python house soak sanitize sanitize-address sanitize-thread clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -72,6 +72,9 @@ test-plugins: $(PLUGINS)/.installed  ## the adapters, tried with the real librar
 	    -o asyncio_mode=auto -o asyncio_default_fixture_loop_scope=function
 	MEMHIER_PLUGINS=1 $(PLUGINS)/bin/python -m pytest -p no:cacheprovider tests/test_house.py -k public_names \
 	    -o asyncio_default_fixture_loop_scope=function
+
+test-cluster: $(PLUGINS)/.installed  ## indexes over several shards, in Ray on this machine
+	OMP_NUM_THREADS=1 $(PLUGINS)/bin/python -m pytest -p no:cacheprovider tests/cluster -o asyncio_default_fixture_loop_scope=function
 
 $(PLUGINS)/.installed: $(VENV)/.developing constraints-plugins.txt
 	@echo "Installing the libraries that adapters serve into $(PLUGINS) (some 600 MB)"

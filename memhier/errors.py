@@ -13,6 +13,7 @@ __all__ = [
     "LockedError",
     "MemhierError",
     "RecallWarning",
+    "ShardLostError",
 ]
 
 
@@ -120,4 +121,15 @@ class RecallWarning(UserWarning):
     Traceback (most recent call last):
         ...
     memhier.errors.RecallWarning: recall=0.99 is not kept: ...
+    """
+
+
+class ShardLostError(MemhierError, RuntimeError):
+    """No replica of a shard answers, or changes since the last commit were lost with one.
+
+    Examples
+    --------
+    >>> from memhier.errors import MemhierError, ShardLostError
+    >>> issubclass(ShardLostError, MemhierError)
+    True
     """

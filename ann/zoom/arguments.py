@@ -20,6 +20,7 @@ __all__ = [
     "check_ids",
     "check_queries",
     "check_query",
+    "check_radius",
     "check_vectors",
     "refuse_rounded",
     "stored_dtype",
@@ -46,6 +47,7 @@ class SearchOptions:
     max_reads: int | None = None
     deadline_ms: float | None = None
     fields: bool | Sequence[str] | None = None
+    radius: float | npt.ArrayLike | None = None
 
     def __post_init__(self) -> None:
         check_fields(self.fields)
@@ -63,6 +65,20 @@ class SearchOptions:
                 )
         if self.nprobe is not None:
             check_int("nprobe", self.nprobe, 1)
+
+
+def check_radius(radius: object, count: int) -> Floats | None:
+    """Return the largest distance wanted of each query, float32 ``[q]``; None where there is none."""
+    if radius is None:
+        return None
+    if isinstance(radius, bool) or (array := np.asarray(radius)).dtype.kind not in "fiu":
+        raise TypeError(f"radius={radius!r}: expected a distance, or one for each query")
+    if array.shape not in ((), (count,)):
+        raise ValueError(f"radius has shape {array.shape}: expected one distance, or [{count}], one for each query")
+    if np.isnan(array).any():
+        raise ValueError("radius holds NaN: expected distances; infinity is none")
+    with np.errstate(over="ignore"):  # beyond float32 lies every vector
+        return np.broadcast_to(array.astype(np.float32), count)
 
 
 def check_columns(names: Iterable[Any], argument: str) -> list[Any]:

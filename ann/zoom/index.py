@@ -28,6 +28,7 @@ from memhier.ann.zoom.storage.catalog import KIND, Description
 from memhier.ann.zoom.storage.ids import as_ids, locate, refuse_clashes, with_repeats
 from memhier.ann.zoom.storage.layout import attribute_bytes, codes_can_grow, read_depth
 from memhier.ann.zoom.storage.part import PartFiles
+from memhier.ann.zoom.storage.prepared import Decision, published_mark, settle_prepared
 from memhier.ann.zoom.storage.snapshot import Footprint, IndexSnapshot
 from memhier.arguments import check_int, check_number
 from memhier.budget import parse_bytes
@@ -203,6 +204,7 @@ class ZoomIndex(Closing):
         verify: Verify = "read",
         cache: str | PathLike[str] | None = None,
         cache_bytes: int | str = CACHE_BYTES,
+        settle: Decision | None = None,
     ) -> Self:
         """Open the index at `path`.
 
@@ -220,16 +222,21 @@ class ZoomIndex(Closing):
         cache, cache_bytes
             The directory on SSD that keeps pages read from a backup, and the most that they take there; see
             :meth:`memhier.Store.open`.
+        settle
+            With `writable`, where a commit was prepared (:meth:`prepare`) and neither published nor withdrawn: says for
+            its mark whether the commit was made. Such an index is refused without it.
 
         Raises
         ------
         FileNotFoundError, FormatError, CorruptionError
             When there is no index at `path`, or it is damaged.
         LockedError
-            When `writable` is true and another process has it open for writing.
+            When `writable` is true and another process has it open for writing, or `settle` is missing.
         """
         store = Store.open(path, kind=KIND, writable=writable, verify=verify, cache=cache, cache_bytes=cache_bytes)
         try:
+            if writable:
+                settle_prepared(store, settle)
             return cls(store)
         except BaseException:
             store.close()
@@ -247,6 +254,7 @@ class ZoomIndex(Closing):
         max_reads: int | None = None,
         deadline_ms: float | None = None,
         fields: bool | Sequence[str] | None = None,
+        radius: float | npt.ArrayLike | None = None,
     ) -> SearchResult:
         """Return the `k` nearest vectors of each query.
 
@@ -283,6 +291,10 @@ class ZoomIndex(Closing):
             Attributes and documents to return with the vectors found: a list of names, or True for all. They are read
             once the vectors are found, those of all queries together, and beyond `max_reads` and `deadline_ms`;
             ``result.rows()`` has them as dicts.
+        radius
+            The largest distance wanted, as :class:`SearchResult` has them, or one for each query, ``[q]``. Farther
+            vectors are left out, and those whose bounds say so are not read. Where fewer than `k` are as near, ids of
+            -1 follow.
 
         Warns
         -----
@@ -299,7 +311,7 @@ class ZoomIndex(Closing):
         """
         self._check_open()
         dimension = self.dimension
-        options = SearchOptions(k, recall, where, candidates, nprobe, max_reads, deadline_ms, fields)
+        options = SearchOptions(k, recall, where, candidates, nprobe, max_reads, deadline_ms, fields, radius)
         matrix, single = check_queries(queries, dimension)
         found = self._searcher.search(matrix, options)
         if not single:
@@ -597,6 +609,74 @@ class ZoomIndex(Closing):
     def _commit(self, writer: IndexWriter, compact: bool | None) -> None:
         with writer.lock:
             self._searcher.state = writer.commit(self._searcher.state, compact)
+
+    @shielded
+    def prepare(self, mark: int) -> None:
+        """Do all of a commit that may fail, but publish nothing: the first half of a commit over several indexes.
+
+        Once all indexes of a group have prepared, the group notes the mark in one place. That makes the commit. Then
+        each index takes the second half, :meth:`publish`; if one could not prepare, :meth:`withdraw`. An index that
+        dies in between asks ``open(settle=)`` for the decision. Searches find the changes meanwhile, as they do before
+        a commit; other changes are refused. Readers open the last commit published.
+
+        Parameters
+        ----------
+        mark
+            A number from 1 that grows from commit to commit.
+
+        Raises
+        ------
+        ValueError
+            When a commit is prepared already.
+
+        Examples
+        --------
+        >>> import numpy as np, tempfile
+        >>> from memhier.ann import ZoomIndex
+        >>> path = tempfile.mkdtemp() + "/index"
+        >>> index = ZoomIndex.build(path, np.eye(4, dtype="float32"), dram="1MiB", grow_to=10)
+        >>> ids = index.add(np.ones((1, 4)))
+        >>> index.prepare(1)
+        >>> index.publish()
+        >>> index.mark
+        1
+        >>> index.close()
+        """
+        writer = self._check_writable()
+        number = check_int("mark", mark, 1)
+        with writer.lock:
+            self._searcher.state = writer.prepare(self._searcher.state, number)
+
+    @shielded
+    def publish(self) -> None:
+        """Make the prepared commit the last one; see :meth:`prepare`.
+
+        Raises
+        ------
+        ValueError
+            When no commit is prepared.
+        """
+        writer = self._check_writable()
+        with writer.lock:
+            self._searcher.state = writer.publish(self._searcher.state)
+
+    @shielded
+    def withdraw(self) -> None:
+        """Take the prepared commit back; its changes wait for another one. See :meth:`prepare`.
+
+        Raises
+        ------
+        ValueError
+            When no commit is prepared.
+        """
+        writer = self._check_writable()
+        with writer.lock:
+            self._searcher.state = writer.withdraw(self._searcher.state)
+
+    @property
+    def mark(self) -> int:
+        """The mark of the last commit that was prepared and published; 0 if there was none."""
+        return published_mark(self._store)
 
     def compact(self) -> None:
         """Commit, and rebuild the index: without removed vectors, with lists, codes and calibration as a build makes.

@@ -141,12 +141,24 @@ class Calibration:
         strict = 1 - (1 - recall) / 2
         found = self.effort(k, strict)[0]
         every = [self._at(each, strict)[0] for each in self.efforts if each >= min(k, max(self.efforts))]
-        alone = next((eps for reached, eps in self.alone if reached >= strict - 1e-9), float(EPS[-1]))
         found = replace(
-            found, eps=max(alone, *(each.eps for each in every)),
+            found, eps=max(self._alone(strict), *(each.eps for each in every)),
             gap=max(found.gap, *(each.gap for each in every)), most=None,
         )  # fmt: skip
         return self._spread(found, k / max(share, 1e-9), strict)
+
+    def of_radius(self, found: Effort, recall: float) -> Effort:
+        """Return an effort for `recall` where a radius, not the k-th nearest, may decide which vectors are read.
+
+        The radius is the distance of an unknown neighbour, and few rows are read for another's sake. So the bounds are
+        the widest that any number of neighbours needs, and half of the loss is allowed.
+        """
+        strict = 1 - (1 - recall) / 2
+        every = [self._at(each, strict)[0].eps for each in self.efforts]
+        return replace(found, eps=max(found.eps, self._alone(strict), *every), most=None)
+
+    def _alone(self, recall: float) -> float:
+        return next((eps for reached, eps in self.alone if reached >= recall - 1e-9), float(EPS[-1]))
 
     def widest(self, lists: int) -> Effort:
         """Return the effort of all `lists` and the widest bounds measured."""

@@ -48,7 +48,8 @@ class HitTable:
     def columns(self) -> dict[str, npt.NDArray[Any]]:
         """Return all columns by their name in a table."""
         fields = dict(zip(_shown(self.fields, _TABLE_NAMES), self.fields.values(), strict=True))
-        return dict(zip(_TABLE_NAMES, (self.query, self.rank, self.ids, self.distances), strict=True)) | fields
+        places = dict(zip(_TABLE_NAMES, (self.query, self.rank, self.ids, self.distances), strict=True))
+        return {**places, **fields}
 
 
 class Hits:

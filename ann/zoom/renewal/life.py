@@ -11,7 +11,7 @@ import json
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -48,6 +48,7 @@ from memhier.ann.zoom.storage.fullview import RowWriter
 from memhier.ann.zoom.storage.ids import Ids, locate_all, refuse_known
 from memhier.ann.zoom.storage.layout import IndexLayout, fresh_bytes, lists_anew
 from memhier.ann.zoom.storage.part import IndexPart, PartArrays, PartFiles
+from memhier.ann.zoom.storage.prepared import drop_prepared, note_prepared, publish_prepared
 from memhier.ann.zoom.storage.snapshot import Footprint, IndexSnapshot
 from memhier.errors import BudgetError, ClosedError
 from memhier.io.page_file import PAGE_BYTES
@@ -66,6 +67,15 @@ _LONG = 2 * LONGEST  # times the mean: how long a list may grow
 _LONG_CHANGES = 0.05  # of the vectors, before a long list is worth a compaction
 
 Ints: TypeAlias = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A commit that is written but not published: its mark, and the snapshot and description before it."""
+
+    mark: int
+    before: IndexSnapshot
+    about: Description
 
 
 class IndexWriter:
@@ -95,6 +105,7 @@ class IndexWriter:
         self._dirty = False
         self._needed: frozenset[str] = frozenset()  # parts of the snapshot that a change returns to if it fails
         self._lost = False
+        self._prepared: _Prepared | None = None
         self._renewals = Renewals()
         # Work of a change takes the place of waiting vectors: they are few then, or in their part already.
         self._work_bytes = fresh_bytes(about.dram)
@@ -148,6 +159,43 @@ class IndexWriter:
         self._renewals.give_way()
         return following
 
+    def prepare(self, state: IndexSnapshot, mark: int) -> IndexSnapshot:
+        """Write everything that a commit of the snapshot needs, and note it under `mark`, but publish nothing."""
+        with self._all_or_nothing(state):
+            before = self._spill(state)
+            self._prepared = _Prepared(mark, before, self.about)
+            try:
+                return self._rewrite(before, len(before.parts))
+            except BaseException:
+                self._prepared = None
+                raise
+
+    def publish(self, state: IndexSnapshot) -> IndexSnapshot:
+        """Make the prepared commit the last one."""
+        prepared = self._check_prepared()
+        with self._begin() as tx:
+            publish_prepared(tx, prepared.mark, self.about)
+            for name in self._stale(self.about, []):
+                tx.drop(name)
+            tx.commit()
+        self._durable, self._dirty, self._prepared = self.about, False, None
+        return state
+
+    def withdraw(self, state: IndexSnapshot) -> IndexSnapshot:
+        """Return to the snapshot before the prepared commit; its changes wait for another one."""
+        prepared = self._check_prepared()
+        with self._begin() as tx:
+            drop_prepared(tx)
+            tx.commit()
+        self.about = replace(prepared.about, next_part=self.about.next_part)
+        self._dirty, self._prepared = True, None
+        return prepared.before
+
+    def _check_prepared(self) -> "_Prepared":
+        if self._prepared is None:
+            raise ValueError("no commit is prepared: call prepare() first")
+        return self._prepared
+
     def close(self) -> None:
         """End the work beside the commits, after the step that is under way."""
         self._renewals.stop()
@@ -178,6 +226,8 @@ class IndexWriter:
         """After an error, return to the description of `state`; a later commit drops parts that it does not know."""
         if self._lost:
             raise ClosedError(f"{self._store.path}: a commit was made, but not read back; open the index again")
+        if self._prepared is not None:
+            raise ValueError(f"commit {self._prepared.mark} is prepared: call publish() or withdraw() before changes")
         about, dirty = self.about, self._dirty
         self._needed = frozenset(part.name for part in state.parts)
         try:
@@ -495,6 +545,9 @@ class IndexWriter:
             tx.drop(name)
         last = self._durable
         known = about if durable else replace(about, schema=last.schema, documents=last.documents, next_id=last.next_id)
+        if (prepared := self._prepared) is not None:
+            note_prepared(tx, prepared.mark, known)
+            known = replace(last, next_part=about.next_part, pending=[])
         tx.put("index", json.dumps(known.to_json()).encode())
         generation = self._store.generation
         try:
@@ -503,13 +556,19 @@ class IndexWriter:
             self._lost = self._store.generation != generation  # it failed after the commit
             raise
         self.about = about
-        if durable:
+        if durable and prepared is None:
             self._durable, self._dirty = about, False
 
-    def _stale(self, about: Description) -> list[str]:
-        """Return the segments of parts and removals that `about` does not name."""
-        needed = {entry["name"] for entry in (*about.parts, *about.pending)} | self._needed
-        alive = {entry["alive"] for entry in about.parts}
+    def _stale(self, about: Description, others: Sequence[dict[str, Any]] | None = None) -> list[str]:
+        """Return the segments of parts and removals that neither `about` nor the entries of other parts name.
+
+        By default these are the parts of the last commit where another one is prepared.
+        """
+        if others is None:
+            others = [] if self._prepared is None else self._durable.parts
+        kept = [*about.parts, *about.pending, *others]
+        needed = {entry["name"] for entry in kept} | self._needed
+        alive = {entry["alive"] for entry in kept}
         stale = []
         for name in self._store.segments():
             part, _, rest = name.partition("-")

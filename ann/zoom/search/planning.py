@@ -56,6 +56,8 @@ def plan_search(state: IndexSnapshot, k: int, count: int, options: SearchOptions
     recall = TARGET if options.recall is None else float(options.recall)
     if options.nprobe is None and options.candidates is None:
         plan = _plan_recall(state, k, recall, selection)
+        if options.radius is not None and plan.escalation == "no":
+            plan = replace(plan, effort=state.calibration.of_radius(plan.effort, recall), calibrated=False)
         if (found := plan.effort.candidates) is None:
             return plan
         return replace(plan, effort=replace(plan.effort, candidates=min(max(k, found), max(k, count))))

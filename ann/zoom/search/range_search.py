@@ -78,6 +78,7 @@ def all_nearest(
     found: Found,
     effort: Effort | None = None,
     rows: npt.NDArray[np.bool_] | None = None,
+    radius: Floats | None = None,
 ) -> Found:
     """Return the nearest of each query among everything as near as the k-th of `found`, with `found` completed.
 
@@ -89,10 +90,14 @@ def all_nearest(
         The lists and bounds that decide which vectors may be as near; all lists and the widest bounds when not given.
     rows
         bool ``[q]``: the queries to do it for; all when not given.
+    radius
+        float32 ``[q]``: the largest distance wanted; none when not given.
     """
     snapshot = search.snapshot
     k = found.ids.shape[1]
     radii = found.distances[:, -1]
+    if radius is not None:
+        radii = np.minimum(radii, radius)
     wanted = np.isfinite(radii) if rows is None else np.isfinite(radii) & rows
     complete = np.flatnonzero(wanted)  # fewer than k are all there are
     effort = effort or Effort(snapshot.preview.lists, eps=snapshot.calibration.exact_eps)

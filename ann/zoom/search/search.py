@@ -152,8 +152,13 @@ class Search:
         self.sightings = Sightings(snapshot.parts, snapshot.fresh) if named else None
         self.workspace = None if snapshot.page_rows else make_workspace(snapshot.row_bytes)
 
-    def nearest(self, queries: Floats, k: int, effort: Effort, limits: ReadLimits = NO_LIMITS) -> Found:
-        """Return the `k` nearest of each query, float32 ``[q, d]``; -1 and infinity where there are fewer."""
+    def nearest(
+        self, queries: Floats, k: int, effort: Effort, limits: ReadLimits = NO_LIMITS, radius: Floats | None = None
+    ) -> Found:
+        """Return the `k` nearest of each query, float32 ``[q, d]``; -1 and infinity where there are fewer.
+
+        Vectors farther than `radius`, float32 ``[q]``, are left out, and are not read where their bounds say so.
+        """
         snapshot, count = self.snapshot, len(queries)
         found = Found(
             np.full((count, k), -1, np.int64),
@@ -173,7 +178,9 @@ class Search:
             part = slice(start, start + step)
             if snapshot.parts:
                 candidates = self._candidates(queries[part], start, k, effort, limit)
-                ranking = self._rank(queries[part], candidates, k, effort, limits)
+                ranking = self._rank(
+                    queries[part], candidates, k, effort, limits, None if radius is None else radius[part]
+                )
                 found.ids[part], found.distances[part] = ranking.ids, ranking.distances
                 found.scanned[part], found.admitted[part] = candidates.tally, candidates.counts
                 found.ranked[part] = ranking.tally
@@ -181,6 +188,9 @@ class Search:
             if len(snapshot.fresh.ids):
                 near = snapshot.fresh.nearest(queries[part], snapshot.space.metric, k, self.selection.fresh)
                 _merge(found, part, near, k)
+        if radius is not None:
+            far = found.distances > radius[:, None]
+            found.ids[far], found.distances[far] = -1, np.inf
         return found
 
     def rank(
@@ -247,11 +257,16 @@ class Search:
             np.minimum(candidates.counts, most, out=candidates.counts)
         return candidates
 
-    def _rank(self, queries: Floats, candidates: Candidates, k: int, effort: Effort, limits: ReadLimits) -> Ranking:
+    def _rank(
+        self, queries: Floats, candidates: Candidates, k: int, effort: Effort, limits: ReadLimits,
+        radius: Floats | None,
+    ) -> Ranking:  # fmt: skip
         """Read the vectors of candidates and return the nearest."""
         space, bounded = self.snapshot.space, effort.candidates is None
         inside = np.arange(candidates.positions.shape[1]) < candidates.counts[:, None]
         lower, thresholds = space.distances(candidates.lower, queries), space.distances(candidates.thresholds, queries)
+        if radius is not None:
+            thresholds = np.minimum(thresholds, radius)
         positions = candidates.positions[inside]
         rounds = None if self.trace is None else np.zeros(len(positions), np.int32)
         ranking = self.rank(

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from memhier.ann.zoom.arguments import SearchOptions
+from memhier.ann.zoom.arguments import SearchOptions, check_radius
 from memhier.ann.zoom.calibration.calibrate import TARGET
 from memhier.ann.zoom.search.explaining import explain
 from memhier.ann.zoom.search.explanation import Explanation
@@ -116,12 +116,13 @@ class Searcher:
         plan = plan_search(state, k, count, options, selection)
         noted = named or bool(wanted) or trace is not None
         search = Search(state, self._reader, selection, named=noted, trace=trace)
-        found = search.nearest(queries, k, plan.effort, limits)
+        radius = check_radius(options.radius, len(queries))
+        found = search.nearest(queries, k, plan.effort, limits, radius)
         cut = found.cut_short
         if limits is NO_LIMITS and plan.escalation == "exact":
-            found = all_nearest(search, queries, found)
+            found = all_nearest(search, queries, found, radius=radius)
         elif limits is NO_LIMITS and cut.any() and state.preview.coding == "rabitq":
-            found = all_nearest(search, queries, found, plan.effort, cut)
+            found = all_nearest(search, queries, found, plan.effort, cut, radius)
         ids, distances = found.ids, found.distances
         if k < options.k:
             more = ((0, 0), (0, options.k - k))

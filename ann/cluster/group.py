@@ -1,0 +1,280 @@
+"""ShardGroup: the actors of all shards. A call goes to one replica, and to another if that one is lost or slow."""
+
+import itertools
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayTaskError
+
+from memhier.ann.cluster.cluster_map import ClusterMap
+from memhier.ann.cluster.nodes import actor_on
+from memhier.ann.cluster.shard import NotOpenError, Shard
+from memhier.ann.cluster.shard_copy import ShardCopy
+from memhier.errors import LockedError
+
+__all__ = ["MISSING", "Call", "ShardGroup"]
+
+_PAUSE_SECONDS = 0.05
+_PIECE_BYTES = 8 << 20
+_THREADS = 4  # calls of one actor at a time
+
+MISSING = object()
+"""The result of a call of a shard of which no replica answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of one shard: a method of `Shard`, and its arguments."""
+
+    shard: int
+    method: str
+    arguments: tuple[Any, ...] = ()
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A call on its way."""
+
+    number: int
+    call: Call
+    replica: int
+    since: float
+    tried: set[int] = field(default_factory=set)
+
+
+class ShardGroup:
+    """Actors of all replicas of all shards, each on its node.
+
+    Parameters
+    ----------
+    path
+        The folder of the shards on each node.
+    places
+        The node of each replica of each shard, ``[shards][replicas]``; None where it is missing.
+    epoch
+        The last commit over all shards.
+    writable
+        Whether shards may be changed.
+    patience
+        Seconds to wait for the answer of a replica, and for a lost one to come back.
+
+    Attributes
+    ----------
+    epoch
+        The last commit.
+    changed
+        Whether there were changes since: a replica that is lost then lacks them.
+    stale
+        Replicas, as pairs of shard and replica, that lack commits or changes. They are not asked.
+    """
+
+    def __init__(
+        self, path: str, places: Sequence[Sequence[str | None]], epoch: int, writable: bool, patience: float
+    ) -> None:
+        self.epoch, self.changed = epoch, False
+        self._path, self._writable, self._patience = path, writable, patience
+        self._turns = itertools.count()
+        self._lock = threading.Lock()
+        self._places = [list(of_shard) for of_shard in places]
+        self._actors: list[list[Any]] = [[None] * len(of_shard) for of_shard in places]
+        self.stale: set[tuple[int, int]] = set()
+        try:
+            started = []
+            for shard, of_shard in enumerate(places):
+                for replica, node in enumerate(of_shard):
+                    if node is None:
+                        self.stale.add((shard, replica))
+                        continue
+                    self._actors[shard][replica] = actor = self._start(shard, replica, node)
+                    started.append((shard, replica, actor.open.remote(epoch, writable)))
+            for shard, replica, answer in started:
+                self._take_in(shard, replica, _result(answer))
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def shards(self) -> int:
+        """The number of shards."""
+        return len(self._actors)
+
+    def replicas(self, shard: int) -> list[int]:
+        """Return the replicas of a shard that have all commits and changes."""
+        every = range(len(self._actors[shard]))
+        return [replica for replica in every if (shard, replica) not in self.stale]
+
+    def ask(self, calls: Sequence[Call]) -> list[Any]:
+        """Return the results of calls that change nothing, each from one replica; MISSING where none answers.
+
+        Raises
+        ------
+        Exception
+            An error that a call raised in its shard.
+        """
+        results: list[Any] = [MISSING] * len(calls)
+        waiting: dict[Any, _Asked] = {}
+        turn = next(self._turns)
+        for number, call in enumerate(calls):
+            if replicas := self.replicas(call.shard) or self._returned(call.shard):
+                self._send(waiting, _Asked(number, call, replicas[turn % len(replicas)], time.monotonic()))
+        while waiting:
+            ready, _ = ray.wait(list(waiting), timeout=self._patience)
+            for answer in ready:
+                asked = waiting.pop(answer)
+                try:
+                    results[asked.number] = ray.get(answer)
+                except RayTaskError as error:
+                    if not isinstance(error.cause, NotOpenError):
+                        raise error.cause from None
+                    self._again(waiting, asked, reopen=True)
+                except RayActorError:
+                    self._again(waiting, asked)
+            if not ready:  # slow: another replica may be faster
+                for answer, asked in [*waiting.items()]:
+                    del waiting[answer]
+                    self._again(waiting, asked)
+        return results
+
+    def tell(self, calls: Sequence[Call]) -> list[list[Any]]:
+        """Make calls at every replica of their shards, and return the answers of each, exceptions included.
+
+        A replica that was lost, or started anew, is stale from then on.
+        """
+        sent = [[(replica, self._submit(call, replica)) for replica in self.replicas(call.shard)] for call in calls]
+        results: list[list[Any]] = []
+        for call, answers in zip(calls, sent, strict=True):
+            found = []
+            for replica, answer in answers:
+                try:
+                    found.append(ray.get(answer))
+                except RayTaskError as error:
+                    if isinstance(error.cause, NotOpenError):
+                        self.stale.add((call.shard, replica))
+                    else:
+                        found.append(error.cause)
+                except RayActorError:
+                    self.stale.add((call.shard, replica))
+            results.append(found)
+        return results
+
+    def reopen(self) -> None:
+        """Bring every replica back to the last commit."""
+        self.changed = False
+        for shard, actors in enumerate(self._actors):
+            for replica, actor in enumerate(actors):
+                if actor is not None:
+                    self._open(shard, replica, anew=True)
+
+    def heal(self, about: ClusterMap, nodes: Sequence[str]) -> None:
+        """Bring stale replicas to the last commit: opened again where they have it, or copied from a good one.
+
+        A replica whose node is gone gets another node.
+        """
+        for shard, replica in sorted(self.stale):
+            known = self._places[shard][replica]
+            node = nodes[(shard + replica) % len(nodes)] if known is None or known not in nodes else known
+            self._places[shard][replica] = node
+            if (actor := self._actors[shard][replica]) is not None:
+                if node == known:
+                    self._open(shard, replica)
+                if (shard, replica) not in self.stale:
+                    continue
+                ray.kill(actor)
+            if good := self.replicas(shard):
+                self._copy(about.of(shard, replica), self._actors[shard][good[0]], node)
+            self._actors[shard][replica] = self._start(shard, replica, node)
+            self._open(shard, replica)
+
+    def _copy(self, about: ClusterMap, source: Any, node: str) -> None:
+        """Copy a good replica to a node."""
+        target = actor_on(node, ShardCopy, self._path, about.shard, about.replica)
+        try:
+            for name, size in ray.get(source.lay_out.remote()):
+                for offset in range(0, max(size, 1), _PIECE_BYTES):
+                    ray.get(target.write.remote(name, source.read.remote(name, offset, _PIECE_BYTES)))
+            ray.get(target.finish.remote(about))
+        finally:
+            source.put_away.remote()
+            ray.kill(target)
+
+    def kill(self, shard: int, replica: int) -> None:
+        """End the process of a replica, as a fault would; Ray starts it anew."""
+        ray.kill(self._actors[shard][replica], no_restart=False)
+
+    def close(self) -> None:
+        """Close all shards and end their actors."""
+        for actors in self._actors:
+            for actor in actors:
+                if actor is not None:
+                    ray.kill(actor)
+        self._actors = [[None] * len(actors) for actors in self._actors]
+
+    def _start(self, shard: int, replica: int, node: str) -> Any:
+        return actor_on(node, Shard, self._path, shard, replica, threads=_THREADS, max_restarts=-1)
+
+    def _returned(self, shard: int) -> list[int]:
+        """Return the replicas of a shard that has none, after those were opened that came back with all commits."""
+        for replica, actor in enumerate(self._actors[shard]):
+            if actor is not None and not self.changed:
+                self._open(shard, replica)
+        return self.replicas(shard)
+
+    def _open(self, shard: int, replica: int, *, anew: bool = False) -> None:
+        """Open a replica, and wait while its actor starts or another process lets it go; it is stale if that fails."""
+        actor, began = self._actors[shard][replica], time.monotonic()
+        with self._lock:
+            while True:
+                try:
+                    if anew:
+                        _result(actor.close.remote())
+                    self._take_in(shard, replica, _result(actor.open.remote(self.epoch, self._writable)))
+                    return
+                except (RayActorError, LockedError) as error:
+                    if time.monotonic() - began > self._patience:
+                        self.stale.add((shard, replica))
+                        if isinstance(error, LockedError):
+                            raise
+                        return
+                time.sleep(_PAUSE_SECONDS)
+
+    def _take_in(self, shard: int, replica: int, mark: int) -> None:
+        """Take a replica in that was opened at a commit; it is stale if it lacks others."""
+        if self.changed or mark != self.epoch:
+            self.stale.add((shard, replica))
+        else:
+            self.stale.discard((shard, replica))
+
+    def _send(self, waiting: dict[Any, _Asked], asked: _Asked) -> None:
+        waiting[self._submit(asked.call, asked.replica)] = asked
+
+    def _submit(self, call: Call, replica: int) -> Any:
+        return getattr(self._actors[call.shard][replica], call.method).remote(*call.arguments)
+
+    def _again(self, waiting: dict[Any, _Asked], asked: _Asked, *, reopen: bool = False) -> None:
+        """Send a call once more: to a replica not tried, or to the first one that came back, while patience lasts."""
+        shard, replica = asked.call.shard, asked.replica
+        if reopen:
+            self._open(shard, replica)
+        else:
+            asked.tried.add(replica)
+        replicas = self.replicas(shard)
+        others = [each for each in replicas if each not in asked.tried]
+        if not replicas or (not others and time.monotonic() - asked.since > self._patience):
+            return
+        if not others:
+            time.sleep(_PAUSE_SECONDS)
+            asked.tried.clear()
+        asked.replica = (others or replicas)[0]
+        self._send(waiting, asked)
+
+
+def _result(answer: Any) -> Any:
+    """Return the result of a call, or raise the error that it raised."""
+    try:
+        return ray.get(answer)
+    except RayTaskError as error:
+        raise error.cause from None

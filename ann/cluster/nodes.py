@@ -1,0 +1,107 @@
+"""The nodes of a Ray cluster: where shards are placed, and where their folders are found again."""
+
+import os
+import shutil
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from memhier.ann.cluster.cluster_map import ClusterMap
+from memhier.errors import MemhierError
+
+__all__ = ["actor_on", "alive_nodes", "cores_of_nodes", "find_maps", "remove_folders", "shard_folder", "spread"]
+
+_PREFIX = "shard-"
+
+
+def shard_folder(path: str, shard: int, replica: int) -> Path:
+    """Return the folder of a replica of a shard on this node; `path` may name environment variables of the node."""
+    return _root(path) / f"{_PREFIX}{shard:04}-{replica}"
+
+
+def alive_nodes() -> list[str]:
+    """Return the ids of the nodes of the Ray cluster, in a fixed order; starts Ray on this machine if there is none."""
+    if not ray.is_initialized():
+        ray.init(include_dashboard=False, log_to_driver=False)
+    return sorted(node["NodeID"] for node in _nodes() if node["Alive"])
+
+
+def cores_of_nodes() -> dict[str, int]:
+    """Return the cores of each node, as Ray counts them, at least 1."""
+    return {node["NodeID"]: max(1, int(node["Resources"].get("CPU", 1))) for node in _nodes()}
+
+
+def spread(nodes: Sequence[str], shards: int, replicas: int) -> list[list[str]]:
+    """Return a node for each replica of each shard, ``[shards][replicas]``; replicas on different ones if there are."""
+    return [[nodes[(shard + replica) % len(nodes)] for replica in range(replicas)] for shard in range(shards)]
+
+
+def actor_on(node: str, kind: type, *arguments: Any, threads: int = 1, **options: Any) -> Any:
+    """Start an actor on a node, or wait for that node; it takes no share of the node's cores as Ray counts them."""
+    made: Any = ray.remote(kind).options(num_cpus=0, max_concurrency=threads, scheduling_strategy=_on(node), **options)
+    return made.remote(*arguments)
+
+
+def find_maps(path: str, nodes: Sequence[str]) -> dict[tuple[int, int], tuple[str, ClusterMap]]:
+    """Return the node and the map of each replica of each shard whose folder a node has, by shard and replica.
+
+    Raises
+    ------
+    FileNotFoundError
+        When no node has any.
+    """
+    probe = ray.remote(_maps)
+    asked = {node: probe.options(num_cpus=0, scheduling_strategy=_on(node)).remote(path) for node in nodes}
+    found: dict[tuple[int, int], tuple[str, ClusterMap]] = {}
+    for node, answer in asked.items():
+        for each in ray.get(answer):
+            found.setdefault((each.shard, each.replica), (node, each))
+    return found
+
+
+def remove_folders(path: str, places: Sequence[Sequence[str]]) -> None:
+    """Remove the folders of shards from their nodes, and the folder around them where nothing else is in it."""
+    remove = ray.remote(_remove)
+    by_node: dict[str, list[tuple[int, int]]] = {}
+    for shard, of_shard in enumerate(places):
+        for replica, node in enumerate(of_shard):
+            by_node.setdefault(node, []).append((shard, replica))
+    ray.get([
+        remove.options(num_cpus=0, scheduling_strategy=_on(node)).remote(path, mine) for node, mine in by_node.items()
+    ])  # fmt: skip
+
+
+def _remove(path: str, replicas: Sequence[tuple[int, int]]) -> None:
+    for shard, replica in replicas:
+        shutil.rmtree(shard_folder(path, shard, replica), ignore_errors=True)
+    with suppress(OSError):
+        _root(path).rmdir()
+
+
+def _maps(path: str) -> list[ClusterMap]:
+    """Return the maps of all shards below a path of this node; a shard that is damaged, or half built, has none."""
+    found = []
+    for folder in sorted(_root(path).glob(f"{_PREFIX}*")):
+        try:
+            found.append(ClusterMap.read(folder))
+        except (MemhierError, OSError):
+            continue
+    return found
+
+
+def _on(node: str) -> NodeAffinitySchedulingStrategy:
+    return NodeAffinitySchedulingStrategy(node, soft=False)
+
+
+def _nodes() -> list[dict[str, Any]]:
+    nodes: Any = ray.nodes
+    found: list[dict[str, Any]] = nodes()
+    return found
+
+
+def _root(path: str) -> Path:
+    return Path(os.path.expandvars(path)).expanduser().absolute()

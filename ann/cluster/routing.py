@@ -1,0 +1,98 @@
+"""Which shards a query asks beyond the nearest, for a declared recall.
+
+The gap of a shard is the squared distance of its nearest cell beyond the nearest cell of all, in squared distances of
+the k-th neighbour that the nearest shard found. Queries ask the shards whose gap is at most a limit. The limit is
+measured on held-out vectors, compared with all shards: their neighbours in shards beyond the limit are lost. It is the
+least one whose mean loss, by conformal risk control (Angelopoulos et al., ICLR 2024), stays below the loss allowed.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Self, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["NEIGHBOURS", "RECALLS", "Routing", "gaps"]
+
+NEIGHBOURS = (1, 10, 100)
+RECALLS = (0.5, 0.7, 0.8, 0.85, 0.9, 0.925, 0.95, 0.96, 0.97, 0.975, 0.98, 0.985, 0.99, 0.995, 0.998)
+
+Floats: TypeAlias = npt.NDArray[np.float32]
+Ints: TypeAlias = npt.NDArray[np.int64]
+
+
+def gaps(remoteness: Floats, kth: Floats) -> Floats:
+    """Return the gap of each shard, ``[q, shards]``.
+
+    Parameters
+    ----------
+    remoteness
+        The squared distance of the nearest cell of each shard, ``[q, shards]``.
+    kth
+        The squared distance of the k-th neighbour found in the nearest shard, ``[q]``; infinity where it has fewer.
+    """
+    nearest = remoteness.min(axis=1, keepdims=True)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        found = (remoteness - nearest) / kth[:, None]
+    # All shards with a cell matter where neighbours are missing, and as many as are equally near where kth is 0.
+    found = np.where(np.isnan(found), 0, found)
+    return np.where(np.isinf(remoteness), np.inf, np.maximum(found, 0)).astype(np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """The limit on the gap of a shard, by k and by recall.
+
+    Attributes
+    ----------
+    limits
+        By k, then by ascending recall: the recall, and the limit.
+    queries
+        The held-out vectors that were measured.
+    """
+
+    limits: dict[int, list[tuple[float, float]]]
+    queries: int
+
+    @classmethod
+    def measured(cls, needs: dict[int, Floats]) -> Self:
+        """Return the limits for the gaps that the neighbours of held-out queries need, ``[q, k]`` by k."""
+        limits: dict[int, list[tuple[float, float]]] = {}
+        count = 0
+        for k, of_k in needs.items():
+            count = len(of_k)
+            ascending = np.sort(of_k, axis=None)
+            limits[k] = [(recall, _limit(ascending, count, 1 - recall)) for recall in RECALLS]
+        return cls(limits, count)
+
+    def limit(self, k: int, recall: float, *, any_k: bool = False) -> float:
+        """Return the limit for a recall of `k` neighbours; with `any_k` the largest of those for more, too."""
+        if recall >= 1 or not self.limits:
+            return np.inf
+        known = min((each for each in self.limits if each >= k), default=max(self.limits))
+        if k > max(self.limits):
+            return np.inf
+        chosen = [each for each in self.limits if each >= known] if any_k else [known]
+        return max(
+            next((limit for reached, limit in self.limits[each] if reached >= recall - 1e-9), np.inf) for each in chosen
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        limits = {str(k): [(recall, limit) for recall, limit in of_k] for k, of_k in self.limits.items()}
+        return {"limits": limits, "queries": self.queries}
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Self:
+        """Return the routing from the values of :meth:`to_json`."""
+        limits = {int(k): [(float(a), float(b)) for a, b in of_k] for k, of_k in values["limits"].items()}
+        return cls(limits, int(values["queries"]))
+
+
+def _limit(ascending: Floats, queries: int, loss: float) -> float:
+    """Return the least limit that keeps the loss, of the gaps that neighbours need in ascending order."""
+    allowed = (loss * (queries + 1) - 1) / queries if queries else -1.0  # of the mean loss measured
+    if allowed < 0 or not len(ascending):
+        return float("inf")
+    beyond = int(np.floor(allowed * len(ascending)))
+    return float(ascending[max(len(ascending) - 1 - beyond, 0)])

@@ -1,0 +1,380 @@
+"""ShardedIndex beside one ZoomIndex of the same vectors."""
+
+import shutil
+
+import numpy as np
+import pytest
+
+pytest.importorskip("ray", reason="needs the extra ray; `make test-cluster` installs it")
+
+from memhier.ann import ZoomIndex
+from memhier.ann.cluster import ShardedIndex
+from memhier.errors import ClosedError, FormatError, LockedError, ShardLostError
+
+pytestmark = pytest.mark.usefixtures("ray")
+COUNT, DIMENSION = 3000, 16
+
+
+def clustered(count, seed):
+    """Vectors around forty centres, as data of a kind that shards part well."""
+    random = np.random.default_rng(seed)
+    centres = np.random.default_rng(99).normal(size=(40, DIMENSION)) * 4
+    return (centres[random.integers(0, 40, count)] + random.normal(size=(count, DIMENSION))).astype(np.float32)
+
+
+def attributes_of(ids):
+    return {
+        "n": ids, "lang": [("en", "de", None)[i % 3] for i in ids], "rare": [True if i == 17 else None for i in ids],
+        "share": [i / 7 if i % 2 else None for i in ids],
+        "when": [np.datetime64("2020-01-01", "us") + np.timedelta64(int(i), "D") for i in ids],
+    }  # fmt: skip
+
+
+def documents_of(ids):
+    return [{"text": f"number {i}", "more": {"half": int(i) // 2}} if i % 5 else {"text": f"number {i}"} for i in ids]
+
+
+@pytest.fixture(scope="module")
+def vectors():
+    return clustered(COUNT, 0)
+
+
+@pytest.fixture(scope="module", params=["l2", "ip", "cosine"])
+def both(request, vectors, tmp_path_factory):
+    """One index, and the same on three shards, of each metric."""
+    folder, ids = tmp_path_factory.mktemp("both"), np.arange(COUNT)
+    given = {
+        "attributes": attributes_of(ids), "documents": documents_of(ids), "metric": request.param, "dram": "12MiB",
+        "grow_to": 2 * COUNT,
+    }  # fmt: skip
+    with (
+        ZoomIndex.build(folder / "one", vectors, **given) as one,
+        ShardedIndex.build(folder / "sharded", vectors, shards=3, **given) as sharded,
+    ):
+        yield one, sharded
+
+
+def same(one, sharded):
+    """Whether two results hold the same neighbours and fields."""
+    np.testing.assert_array_equal(one.ids, sharded.ids)
+    np.testing.assert_array_equal(one.distances, sharded.distances)
+    assert one.fields.keys() == sharded.fields.keys()
+    for name, column in one.fields.items():
+        assert column.tolist() == sharded.fields[name].tolist() or column.dtype.kind == "f", name
+    assert repr(one.rows()) == repr(sharded.rows())
+
+
+@pytest.mark.parametrize("where", [None, "n < 900 and lang == 'en'", "rare == true", "share > 100", "n < 0"])
+def test_with_everything_asked_results_are_those_of_one_index(both, where):
+    one, sharded = both
+    queries = clustered(40, 1)
+    for k in (1, 7):
+        options = {"recall": 1.0, "where": where, "fields": ["n", "rare", "share", "when", "lang", "text", "more"]}
+        same(one.search(queries, k, **options), sharded.search(queries, k, **options))
+    same(one.search(queries[0], 5, recall=1.0, fields=True), sharded.search(queries[0], 5, recall=1.0, fields=True))
+
+
+def test_a_radius_cuts_as_in_one_index(both):
+    one, sharded = both
+    queries = clustered(20, 2)
+    radius = one.search(queries, 6, recall=1.0).distances[:, 3]
+    same(one.search(queries, 6, recall=1.0, radius=radius), sharded.search(queries, 6, recall=1.0, radius=radius))
+    far = float(radius.max())
+    same(one.search(queries, 6, recall=1.0, radius=far), sharded.search(queries, 6, recall=1.0, radius=far))
+
+
+@pytest.mark.parametrize("recall", [0.9, 0.95, 0.99])
+def test_a_declared_recall_holds_over_all_shards(both, recall):
+    one, sharded = both
+    queries = clustered(400, 3)
+    exact, found = one.search(queries, 10, recall=1.0), sharded.search(queries, 10, recall=recall)
+    hits = np.mean([len(np.intersect1d(a, b)) / 10 for a, b in zip(exact.ids, found.ids, strict=True)])
+    assert hits >= recall - 0.02  # 400 queries
+    assert found.stats["recall"] == recall
+    assert len(queries) <= found.stats["shard_requests"] <= 3 * len(queries)
+
+
+def test_clustered_vectors_ask_few_shards(both):
+    """Most queries end at the shard of their own cluster."""
+    sharded = both[1]
+    if sharded.metric == "ip":
+        pytest.skip("the nearest by inner product are the longest, wherever they lie")
+    assert sharded.search(clustered(300, 4), 10, recall=0.95).stats["shard_requests"] < 2 * 300
+
+
+def test_vectors_and_fields_come_back_by_id(both):
+    one, sharded = both
+    ids = np.array([2999, 5, 17, 5, 0])
+    np.testing.assert_array_equal(one.reconstruct(ids), sharded.reconstruct(ids))
+    mine, theirs = sharded.fetch(ids), one.fetch(ids)
+    assert {name: repr(column.tolist()) for name, column in mine.items()} == {
+        name: repr(column.tolist()) for name, column in theirs.items()
+    }
+    assert sharded.contains([3, 5000, 2999]).tolist() == [True, False, True]
+    with pytest.raises(KeyError, match="7777"):
+        sharded.fetch([3, 7777])
+
+
+@pytest.mark.parametrize("argument", [
+    {"k": 0}, {"recall": 0.0}, {"recall": 1.5}, {"where": "nothing == 1"}, {"where": "n <"}, {"fields": ["none"]},
+    {"radius": [1.0]}, {"radius": np.nan},
+])  # fmt: skip
+def test_errors_are_those_of_one_index(both, argument):
+    """The caller sees the error itself, not that of a remote task."""
+    queries = clustered(3, 5)
+    raised = []
+    for index in both:
+        with pytest.raises((ValueError, TypeError)) as error:
+            index.search(queries, **({"k": 2} | argument))
+        raised.append(type(error.value))
+    assert raised[0] is raised[1]
+    for wrong in (queries[:, :5], queries * np.nan):
+        with pytest.raises(ValueError, match="queries"):
+            both[1].search(wrong, 2)
+
+
+def change(index, round_number):
+    """Add, replace (some to other cells), and remove vectors."""
+    first = 10_000 * (round_number + 1)
+    ids = np.arange(first, first + 200)
+    index.add(clustered(200, first), ids, attributes_of(ids), documents_of(ids))
+    moved = np.arange(40) + 50 * round_number
+    index.update(moved, clustered(40, first + 1), {"lang": ["fr"] * 40}, [{"text": f"moved {n}"} for n in moved])
+    index.update(moved[:5] + 500, clustered(5, first + 2))
+    index.remove(np.arange(1000, 1030) + 50 * round_number)
+
+
+@pytest.fixture
+def pair(vectors, tmp_path):
+    """A pair to change: one index, and the same on three shards with two replicas each."""
+    ids = np.arange(COUNT)
+    given = {
+        "attributes": attributes_of(ids), "documents": documents_of(ids), "dram": "12MiB", "grow_to": 2 * COUNT,
+    }  # fmt: skip
+    with (
+        ZoomIndex.build(tmp_path / "one", vectors, **given) as one,
+        ShardedIndex.build(tmp_path / "sharded", vectors, shards=3, replicas=2, **given) as sharded,
+    ):
+        yield one, sharded, tmp_path / "sharded"
+
+
+def test_changes_equal_those_of_one_index(pair):
+    """Also with new attributes, moved vectors and ids of its own; readers see commits, rollback drops changes."""
+    one, sharded, path = pair
+    queries = clustered(30, 6)
+
+    names = [*one.fields]
+
+    def compare(other):
+        found = one.search(queries, 5, recall=1.0, fields=names)
+        same(found, other.search(queries, 5, recall=1.0, fields=names))
+        assert len(one) == len(other)
+
+    for round_number in range(2):
+        change(one, round_number)
+        change(sharded, round_number)
+        compare(sharded)
+        one.commit()
+        sharded.commit()
+        compare(sharded)
+    for index in (one, sharded):
+        assert index.add(clustered(3, 7), attributes={"fresh": [1, None, 3]}).tolist() == [20200, 20201, 20202]
+    same(
+        one.search(queries, 2, recall=1.0, where="fresh >= 1"),
+        sharded.search(queries, 2, recall=1.0, where="fresh >= 1"),
+    )
+    with ShardedIndex.open(path) as reader:
+        assert len(reader) == len(sharded) - 3
+        with pytest.raises(OSError, match="writable"):
+            reader.remove([1])
+    with pytest.raises(LockedError):
+        ShardedIndex.open(path, writable=True, patience=1.0)
+    sharded.rollback()
+    assert len(sharded) == len(one) - 3
+    assert "fresh" in one.fields.keys() - sharded.fields.keys()
+    assert not sharded.contains([20201]).any()
+    one.remove([20200, 20201, 20202])
+    compare(sharded)
+    assert sharded.check() == []
+    sharded.close()
+    sharded.close()
+    with pytest.raises(ClosedError):
+        sharded.search(queries, 1)
+    with ShardedIndex.open(path, writable=True) as again:
+        compare(again)
+        assert again.stats()["epoch"] == 2
+
+
+def test_wrong_changes_are_refused_before_anything_changes(pair):
+    _, sharded, _ = pair
+    for wrong in (
+        lambda: sharded.add(clustered(2, 1), [5, 10_000]), lambda: sharded.add(clustered(2, 1), [10_000]),
+        lambda: sharded.add(clustered(2, 1), ["a", "b"]), lambda: sharded.add(clustered(2, 1)[:, :3]),
+        lambda: sharded.add(clustered(2, 1), attributes={"n": ["x", "y"]}), lambda: sharded.remove([1, 1]),
+        lambda: sharded.update([1, 2], clustered(1, 1)), lambda: sharded.add(clustered(1, 1), documents=[{}, {}]),
+    ):  # fmt: skip
+        with pytest.raises((ValueError, TypeError)):
+            wrong()
+    with pytest.raises(KeyError, match="9999"):
+        sharded.remove([1, 9999])
+    with pytest.raises(KeyError, match="9999"):
+        sharded.update([1, 9999], clustered(2, 1))
+    assert len(sharded) == COUNT
+    assert sharded.contains([1]).all()
+    sharded.commit()
+    assert sharded.stats()["epoch"] == 0
+
+
+def test_searches_go_on_while_replicas_die(pair):
+    """A lost replica costs time, no answer; it comes back by itself."""
+    one, sharded, _ = pair
+    queries = clustered(25, 8)
+    exact = one.search(queries, 4, recall=1.0)
+    for shard, replica in [(0, 0), (1, 1), (2, 0), (2, 1), (0, 1)]:
+        sharded.simulate_fault(shard, replica)
+        same(exact, sharded.search(queries, 4, recall=1.0))
+
+
+def test_a_replica_that_lost_changes_comes_back_as_a_copy(pair):
+    """While it lacks them it answers nothing; all replicas equal the index after heal()."""
+    one, sharded, _ = pair
+    queries = clustered(25, 9)
+    change(one, 0)
+    change(sharded, 0)
+    sharded.simulate_fault(1, 0)
+    exact = one.search(queries, 4, recall=1.0)
+    for _ in range(4):
+        same(exact, sharded.search(queries, 4, recall=1.0))
+    with pytest.raises(ValueError, match="commit"):
+        sharded.heal()
+    sharded.commit()
+    change(one, 1)
+    change(sharded, 1)
+    sharded.commit()
+    assert sharded.stats()["stale"] == [(1, 0)]
+    sharded.heal()
+    assert sharded.stats()["stale"] == []
+    exact = one.search(queries, 4, recall=1.0)
+    sharded.simulate_fault(1, 1)
+    same(exact, sharded.search(queries, 4, recall=1.0))
+    assert sharded.check() == []
+
+
+def test_changes_lost_with_every_replica_are_said(pair):
+    """The commit is refused; a rollback returns to the last one, and all goes on."""
+    one, sharded, _ = pair
+    queries = clustered(25, 10)
+    before = one.search(queries, 4, recall=1.0)
+    change(sharded, 0)
+    for replica in (0, 1):
+        sharded.simulate_fault(2, replica)
+    with pytest.raises(ShardLostError, match="rollback"):
+        sharded.commit()
+    with pytest.raises(ShardLostError, match="rollback"):
+        sharded.remove([3])
+    with pytest.raises(ShardLostError, match="partial"):
+        sharded.search(queries, 4, recall=1.0)
+    some = sharded.search(queries, 4, recall=1.0, partial=True)
+    assert some.stats["lost_shards"] == [2]
+    sharded.rollback()
+    same(before, sharded.search(queries, 4, recall=1.0))
+    change(one, 1)
+    change(sharded, 1)
+    sharded.commit()
+    same(one.search(queries, 4, recall=1.0), sharded.search(queries, 4, recall=1.0))
+
+
+@pytest.mark.parametrize("step", ["prepared", "noted", "published"])
+def test_a_commit_cut_short_is_on_all_shards_or_on_none(vectors, tmp_path, step):
+    """The folders are those of a writer that died after each step, on some shards or on all."""
+    from memhier.ann.cluster.cluster_map import ClusterMap
+    from memhier.ann.cluster.shard import Shard
+
+    path = tmp_path / "sharded"
+    ShardedIndex.build(path, vectors, shards=3, dram="12MiB", grow_to=2 * COUNT).close()
+    queries = clustered(20, 11)
+    with ShardedIndex.open(path) as index:
+        before = index.search(queries, 5, recall=1.0)
+    shards = [Shard(str(path), number, 0) for number in range(3)]
+    cells = ClusterMap.read(path / "shard-0000-0").cells
+    more = clustered(300, 12)
+    owners = cells.owner(more)
+    for number, shard in enumerate(shards):
+        shard.open(0, True)
+        mine = np.flatnonzero(owners == number)
+        shard.add(more[mine], 50_000 + mine, {}, None, {})
+        if step != "prepared" or number != 1:  # the writer died before shard 1 was ready
+            shard.prepare(1)
+    if step != "prepared":
+        shards[0].note(1, 50_300)
+    if step == "published":
+        shards[2].publish()
+    left = tmp_path / "left"
+    shutil.copytree(path, left)
+    for shard in shards:
+        shard.close()
+    if step == "noted":
+        with pytest.raises(LockedError, match="writable"):
+            ShardedIndex.open(left, patience=0.5)
+    with ShardedIndex.open(left, writable=True) as index:
+        assert len(index) == COUNT + (0 if step == "prepared" else 300)
+        assert index.contains(50_000 + np.arange(300)).all() == (step != "prepared")
+        if step == "prepared":
+            same(before, index.search(queries, 5, recall=1.0))
+        assert index.add(more[:1]).tolist() == [COUNT if step == "prepared" else 50_300]
+        index.commit()
+        assert index.check() == []
+    with ShardedIndex.open(left) as index:
+        assert len(index) == COUNT + (1 if step == "prepared" else 301)
+
+
+def test_few_vectors_or_none_and_strings_as_ids(tmp_path):
+    """Shards may be empty; everything is found all the same."""
+    names = [f"item {n}" for n in range(5)]
+    with ShardedIndex.build(tmp_path / "few", clustered(5, 1), shards=4, ids=names, dram="8MiB", grow_to=500) as index:
+        assert len(index) == 5
+        assert index.search(clustered(5, 1), 1, recall=1.0).ids[:, 0].tolist() == names
+        assert sorted(index.search(clustered(1, 1)[0], 9).ids[:5].tolist()) == names
+        assert index.search(clustered(1, 1)[0], 9).ids[5:].tolist() == [None] * 4
+        index.add(clustered(50, 2), [f"more {n}" for n in range(50)])
+        index.commit()
+        assert len(index) == 55
+    with ShardedIndex.build(
+        tmp_path / "none", np.empty((0, 8), "float32"), shards=2, dram="8MiB", grow_to=900
+    ) as index:
+        assert index.search(np.zeros((2, 8)), 3).ids.tolist() == [[-1] * 3] * 2
+        index.add(np.random.default_rng(0).normal(size=(700, 8)).astype("float32"))
+        index.commit()
+        assert index.search(index.reconstruct([650]), 1, recall=1.0).ids.tolist() == [[650]]
+        assert index.search(np.empty((0, 8)), 3).ids.shape == (0, 3)
+
+
+def test_places_are_checked(tmp_path, vectors):
+    """A build leaves nothing behind; shards of several indexes are told apart."""
+    with pytest.raises(FileNotFoundError, match="shards"):
+        ShardedIndex.open(tmp_path / "nothing")
+    for wrong in (
+        {"shards": 0},
+        {"shards": 2, "replicas": 0},
+        {"shards": 2, "metric": "hamming"},
+        {"shards": 2, "ids": [1]},
+    ):
+        with pytest.raises(ValueError, match=min(wrong.keys() - {"shards"}, default="shards")):
+            ShardedIndex.build(tmp_path / "new", vectors, dram="12MiB", **wrong)
+    wrong = vectors.copy()
+    wrong[2000] = np.nan
+    with pytest.raises(ValueError, match="2000"):
+        ShardedIndex.build(tmp_path / "new", wrong, shards=2, dram="12MiB")
+    with pytest.raises(ValueError, match="dram"):
+        ShardedIndex.build(tmp_path / "new", vectors, shards=2, dram="1KiB")
+    assert not (tmp_path / "new").exists()
+    for name in ("a", "b"):
+        ShardedIndex.build(tmp_path / name, vectors[:500], shards=2, dram="12MiB").close()
+    with pytest.raises(FileExistsError, match="shards"):
+        ShardedIndex.build(tmp_path / "a", vectors[:500], shards=2, dram="12MiB")
+    shutil.rmtree(tmp_path / "a" / "shard-0001-0")
+    with pytest.raises(ShardLostError, match=r"\[1\]"):
+        ShardedIndex.open(tmp_path / "a", patience=0.5)
+    shutil.copytree(tmp_path / "b" / "shard-0001-0", tmp_path / "a" / "shard-0001-0")
+    with pytest.raises(FormatError, match="another index"):
+        ShardedIndex.open(tmp_path / "a")
