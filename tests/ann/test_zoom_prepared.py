@@ -166,10 +166,11 @@ def test_a_prepared_index_can_be_renewed_later(path):
 
 def test_a_damaged_note_is_refused_before_it_replaces_the_index(path):
     """The description to come is checked as any other."""
-    for value in (b"no JSON", json.dumps({"mark": 1}).encode(), json.dumps({"mark": 1, "index": {"version": 7}}).encode()):
+    half, bare = json.dumps({"mark": 1}), json.dumps({"mark": 1, "index": {"version": 7}})
+    for value in (b"no JSON", half.encode(), bare.encode()):
         with Store.open(path, "zoom-index", writable=True) as store, store.begin() as tx:
             tx.put("prepared", value)
             tx.commit()
-        with pytest.raises(CorruptionError, match="prepared|index"):
+        with pytest.raises(CorruptionError, match=r"prepared|index"):
             ZoomIndex.open(path, writable=True, settle=lambda _: True)
         read(path)

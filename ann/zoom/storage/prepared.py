@@ -12,7 +12,7 @@ from memhier.errors import LockedError
 from memhier.fields import decode_json, integer, mapping, record
 from memhier.store.store import Store, Transaction
 
-__all__ = ["Decision", "drop_prepared", "note_prepared", "published_mark", "publish_prepared", "settle_prepared"]
+__all__ = ["Decision", "drop_prepared", "note_prepared", "publish_prepared", "published_mark", "settle_prepared"]
 
 Decision = Callable[[int], bool]
 """Says whether the commit of a mark was made."""
