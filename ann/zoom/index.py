@@ -17,6 +17,7 @@ from memhier.ann.zoom.calibration.calibrate import TARGET
 from memhier.ann.zoom.construction.build import BuildOptions, write_index
 from memhier.ann.zoom.filters.attributes import COLUMN_BYTES
 from memhier.ann.zoom.filters.bitmaps import BitmapCache
+from memhier.ann.zoom.filters.stored_lists import ITEMS
 from memhier.ann.zoom.preview.preview import CODINGS, Coding
 from memhier.ann.zoom.preview.space import METRICS, Metric
 from memhier.ann.zoom.renewal.life import IndexWriter
@@ -788,5 +789,6 @@ def _warn_if_short(index: ZoomIndex, dram: int | str) -> None:
 
 def _held_of_attributes(store: Store, about: Description) -> int:
     """Return the DRAM that attributes take beside the bitmaps of filters: facts about columns, and checksums."""
-    checksums = sum(info.memory_bytes for name, info in store.segments().items() if "-a-" in name)
+    names = [name for name in store.segments() if "-a-" in name and ITEMS not in name]  # items are planned apart
+    checksums = sum(store.segments()[name].memory_bytes for name in names)
     return checksums + COLUMN_BYTES * len(about.schema) * len(about.parts)

@@ -1,6 +1,7 @@
 """The documents of the vectors that one call adds or updates, as records made block by block, as often as needed."""
 
 from collections.abc import Iterator
+from itertools import repeat
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -78,18 +79,27 @@ class ChangedDocuments:
         """Refuse names that are those of attributes."""
         check_names(self.names, (), attributes)
 
-    def runs(self, each: int, most: int) -> Iterator[list[bytes]]:
-        """Yield the records of runs of vectors that take `most` bytes together, with `each` beside their records."""
+    def runs(self, each: int, beyond: Ints, most: int) -> Iterator[tuple[slice, list[bytes] | None]]:
+        """Yield runs of vectors that take `most` bytes together, with their records where any vector has documents.
+
+        Parameters
+        ----------
+        each
+            Bytes of a vector beside its record.
+        beyond
+            int64 ``[n]``: further ones of each vector.
+        """
         run: list[bytes] = []
-        taken = 0
-        for record in self._records():
-            if run and taken + each + len(record) > most:
-                yield run
-                run, taken = [], 0
+        start = taken = 0
+        for row, record in enumerate(self._records() if self else repeat(b"", self._count)):
+            size = each + int(beyond[row]) + len(record)
+            if row > start and taken + size > most:
+                yield slice(start, row), run if self else None
+                run, start, taken = [], row, 0
             run.append(record)
-            taken += each + len(record)
+            taken += size
         if run:
-            yield run
+            yield slice(start, self._count), run if self else None
 
     def _records(self) -> Iterator[bytes]:
         if self._given is None and self._places is None:

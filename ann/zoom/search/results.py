@@ -48,11 +48,12 @@ class SearchResult(Hits):
         filter). ``escalated``: ``"wider"`` or ``"exact"`` where the search did more than was calibrated, as that is not
         known to be enough, otherwise ``"no"``. ``recall``: the recall asked for, or less where limits or codes without
         bounds forbid it (absent with ``nprobe`` and ``candidates``). ``payload_reads``, ``payload_pages`` and
-        ``payload_bytes``: the I/Os for fields, which are none of the others.
+        ``payload_bytes``: the I/Os for fields, which are none of the others; ``payload_rounds``: the submissions that
+        they took, one for the values of all attributes and two for the words of their text.
     fields
         Attributes and documents by name, each of the shape of `ids`; empty where ``fields=`` asked for none. Attributes
-        are float64 with NaN where null, datetime64[us] with NaT, masked arrays of int64 and bool, and text as objects
-        with None. Documents are objects: text, bytes or JSON values, None where there is none.
+        are float64 with NaN where null, datetime64[us] with NaT, masked arrays of int64 and bool, and text and lists as
+        objects with None. Documents are objects: text, bytes or JSON values, None where there is none.
 
     Examples
     --------

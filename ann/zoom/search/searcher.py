@@ -28,7 +28,7 @@ from memhier.rows.ranking import STOPS
 
 __all__ = ["Answer", "Searcher", "Turns"]
 
-_NO_PAYLOAD = dict.fromkeys(("payload_reads", "payload_pages", "payload_bytes"), 0)
+_NO_PAYLOAD = dict.fromkeys(("payload_reads", "payload_pages", "payload_bytes", "payload_rounds"), 0)
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -154,7 +154,7 @@ class Searcher:
         with self._turns.next():  # the pages read together take the place of a search's candidates
             state = self.state
             wanted, inverse = with_repeats(ids, state.id_kind)
-            reader = FieldReader(state, chosen_fields(state, fields))
+            reader = FieldReader(state, self._reader, chosen_fields(state, fields))
             return reader.of(locate_all(state.parts, state.fresh, wanted), inverse)
 
     def _kept(self, plan: Plan, options: SearchOptions) -> float:
@@ -226,9 +226,10 @@ def _payload(search: Search, ids: Ints, wanted: Sequence[str]) -> tuple[Columns,
     """Return the fields of vectors found, each of the shape of `ids`, and the reads for them as plain numbers."""
     if not wanted or search.sightings is None:
         return {}, dict(_NO_PAYLOAD)
-    fields = FieldReader(search.snapshot, wanted)
+    fields = FieldReader(search.snapshot, search.reader, wanted)
     columns = fields.found(ids, search.sightings)
-    return columns, {f"payload_{name}": count for name, count in _sums(fields.tally).items()}
+    work = _sums(fields.reads.tally) | {"rounds": fields.reads.rounds}
+    return columns, {f"payload_{name}": count for name, count in work.items()}
 
 
 def _range_result(found: Sequence[Within], search: Search, wanted: Sequence[str], calibrated: bool) -> RangeResult:
