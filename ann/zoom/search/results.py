@@ -10,10 +10,12 @@ import numpy.typing as npt
 
 from memhier.ann.zoom.payload.table import Hits, HitTable
 
-__all__ = ["Explanation", "RangeResult", "SearchResult", "iterate"]
+__all__ = ["Chosen", "Explanation", "RangeResult", "SearchResult", "iterate"]
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int64]
+Chosen: TypeAlias = Callable[[npt.NDArray[Any]], npt.NDArray[np.bool_]]
+"""Takes the ids found for a query, -1 or None for none; returns those whose fields are to be read."""
 
 _WHY = {
     "bound": "the bound of every candidate left was beyond the k-th nearest vector",
@@ -213,22 +215,34 @@ class Explanation:
         )
 
 
-def iterate(search: Callable[[int], SearchResult], batch: int) -> Iterator[SearchResult]:
-    """Yield the results of ever larger searches, `batch` at a time, each id once."""
+def iterate(search: Callable[[int, Chosen], SearchResult], batch: int) -> Iterator[SearchResult]:
+    """Yield the results of ever larger searches, `batch` at a time, each id once.
+
+    Parameters
+    ----------
+    search
+        Takes a number of neighbours, and a function that chooses those whose fields are read.
+    """
     seen: set[int | str] = set()
     k, last = 2 * batch, False
+    rows = np.empty(0, np.int64)
+
+    def choose(ids: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+        """Return which of the ids found are yielded now: new ones, in whole batches but for the last."""
+        nonlocal last, rows
+        there = _there(ids)
+        new = np.flatnonzero(there & np.array([name not in seen for name in ids.tolist()], np.bool_))
+        last = len(ids) < k or not there.all() or not len(new)
+        rows = new if last else new[: len(new) // batch * batch]
+        return np.isin(np.arange(len(ids)), rows)
+
     while not last:
-        found = search(k)
-        names = found.ids.tolist()
-        there = [name is not None and name != -1 for name in names]
-        new = np.array([real and name not in seen for real, name in zip(there, names, strict=True)], np.bool_)
-        last = len(names) < k or not all(there) or not new.any()
-        ids, distances = found.ids[new], found.distances[new]
-        for start in range(0, len(ids) if last else len(ids) // batch * batch, batch):
-            part = slice(start, start + batch)
-            seen.update(ids[part].tolist())
-            fields = {name: column[new][part] for name, column in found.fields.items()}
-            yield SearchResult(ids[part], distances[part], found.stats, fields)
+        found = search(k, choose)
+        for start in range(0, len(rows), batch):
+            part = rows[start : start + batch]
+            seen.update(found.ids[part].tolist())
+            fields = {name: column[part] for name, column in found.fields.items()}
+            yield SearchResult(found.ids[part], found.distances[part], found.stats, fields)
         k *= 2
 
 

@@ -16,7 +16,7 @@ from memhier.ann.zoom.calibration.calibrate import TARGET
 from memhier.ann.zoom.search.fields import FieldReader, chosen_fields
 from memhier.ann.zoom.search.planning import Plan, plan_search
 from memhier.ann.zoom.search.range_search import WITHIN_TALLY, Within, all_nearest, range_effort, search_range
-from memhier.ann.zoom.search.results import RangeResult, SearchResult
+from memhier.ann.zoom.search.results import Chosen, RangeResult, SearchResult
 from memhier.ann.zoom.search.search import NO_LIMITS, Found, ReadLimits, Search, Selection
 from memhier.ann.zoom.storage.ids import locate_all, with_repeats
 from memhier.ann.zoom.storage.snapshot import IndexSnapshot
@@ -95,8 +95,11 @@ class Searcher:
         self._reader, self._turns = reader, Turns(searches)
         self._warned: set[str] = set()  # reasons why a recall was not kept
 
-    def search(self, queries: Floats, options: SearchOptions) -> Answer:
-        """Return the nearest vectors of queries ``[q, d]``; see :meth:`memhier.ann.ZoomIndex.search`."""
+    def search(self, queries: Floats, options: SearchOptions, chosen: Chosen | None = None) -> Answer:
+        """Return the nearest vectors of queries ``[q, d]``; see :meth:`memhier.ann.ZoomIndex.search`.
+
+        The fields are those of the vectors `chosen`, and null for others; None chooses all.
+        """
         limits, ms = NO_LIMITS, options.deadline_ms
         if timed := ms is not None and ms < np.inf:
             limits = ReadLimits(deadline=float(ms) / 1000)
@@ -120,10 +123,11 @@ class Searcher:
             if k < options.k:
                 more = ((0, 0), (0, options.k - k))
                 ids, distances = np.pad(ids, more, constant_values=-1), np.pad(distances, more, constant_values=np.inf)
-            columns, payload = _payload(search, ids, wanted)
             names: npt.NDArray[Any] = ids
             if search.sightings is not None and named:
                 names = search.sightings.named(ids, search.tally)
+            with_fields = ids if chosen is None else np.where([chosen(each) for each in names], ids, -1)
+            columns, payload = _payload(search, with_fields, wanted)
             stats = _stats(found, search.tally) | {"calibrated": plan.calibrated, "escalated": plan.escalation}
             stats |= payload
             if options.nprobe is None and options.candidates is None:
