@@ -8,6 +8,7 @@ row of each page, so one read finds a record of less than a page.
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from io import BytesIO
 from typing import NamedTuple, Self, TypeAlias
 
 import numpy as np
@@ -225,18 +226,20 @@ class StoredRecords:
         every = np.concatenate([np.empty(0, np.int64), *ranges])
         if len(every) and int(every.max()) >= len(self._first) - 1:
             raise self._damage()
-        number, pieces, rest = 0, [b""], 0
+        number, record, rest = 0, BytesIO(), 0
         for _, read in self._pages(every, work_bytes, reads):
             for page in read:
                 if not rest:
-                    pieces, rest = [heads[number].bytes], heads[number].rest
+                    record, rest = BytesIO(), heads[number].rest
+                    record.write(heads[number].bytes)
                 at = _HEAD_BYTES + _SLOT_BYTES * int(page[4:6].view("<u2")[0])
-                pieces.append(page[at : at + rest].tobytes())
-                if not pieces[-1]:
+                more = record.write(page[at : at + rest].data)
+                if not more:
                     raise self._damage()
-                rest -= len(pieces[-1])
+                rest -= more
                 if not rest:
-                    yield b"".join(pieces)
+                    whole, record = record.getvalue(), BytesIO()  # not held twice
+                    yield whole
                     number += 1
         if number != len(heads):
             raise self._damage()

@@ -218,7 +218,7 @@ class IndexWriter:
         each = fresh_row_bytes(state.row_bytes, schema, state.fresh.texts, names.texts, documents=bool(documents.names))
         beyond = value_bytes(columns, len(vectors))
         check_values(beyond, self._work_bytes)
-        sizes = AddedBytes(each, int(beyond.sum()), documents.record_bytes, items)
+        sizes = AddedBytes(each, int(beyond.sum()), documents.record_bytes, documents.work_bytes, items)
         state = self._make_room(state, names, schema, sizes)
         state = self._count_changes(state, len(vectors))
         if names.texts is None:
@@ -231,17 +231,17 @@ class IndexWriter:
         self.about = replace(self.about, documents=[*documents.names])
         state = replace(state, documents=documents.names)
         self._dirty = True
-        for part, records in documents.runs(each, beyond, fresh_bytes(self.about.dram)):
+        room, taken = fresh_bytes(self.about.dram), each + beyond + documents.sizes
+        for part in _runs(taken, room):
+            fresh = state.fresh
+            waiting = len(fresh) * each + fresh.record_bytes + fresh.value_bytes
+            if len(fresh) and waiting + int(taken[part].sum()) > room:
+                state = self._join_pending(self._spill(state))
             ids = names.part(part.start, part.stop)
             values = {name: column[part] for name, column in columns.items()}
             more = Fresh(vectors[part], ids.numbers, values, ids.texts, value_bytes=int(beyond[part].sum()))
-            if records is not None:
-                more = more.with_records(records)
-            waiting = (len(state.fresh.ids) + len(more.ids)) * each + state.fresh.record_bytes + more.record_bytes
-            waiting += state.fresh.value_bytes + more.value_bytes
-            if len(state.fresh.ids) and waiting > fresh_bytes(self.about.dram):
-                state = self._spill(state)
-                state = self._join_pending(state)
+            if documents:
+                more = more.with_records(documents.take(len(more)))
             state = replace(state, fresh=state.fresh.joined(more, schema))
         return state, names
 
@@ -547,6 +547,16 @@ class IndexWriter:
             state.parts, state.preview, earliest, lambda: self.about.dram - self._planned(state) - reserved,
             with_rows=self._moves_rows(state) or reserved > 0, most=most,
         )  # fmt: skip
+
+
+def _runs(sizes: Ints, most: int) -> Iterator[slice]:
+    """Yield runs of vectors of these sizes that take `most` bytes together, or one that takes more."""
+    ends, start = np.cumsum(sizes), 0
+    while start < len(sizes):
+        before = int(ends[start - 1]) if start else 0
+        stop = max(start + 1, int(np.searchsorted(ends, before + most, side="right")))
+        yield slice(start, stop)
+        start = stop
 
 
 def _in_place(parts: Sequence[IndexPart], made: Made | None) -> list[IndexPart | Made]:

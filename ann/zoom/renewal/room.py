@@ -36,6 +36,8 @@ class AddedBytes:
         Of one vector while it waits.
     values, records
         Of all: of the values of attributes beyond that, and of documents.
+    work
+        Of documents on their way.
     items
         Of the items of lists on SSD.
     """
@@ -43,6 +45,7 @@ class AddedBytes:
     each: int
     values: int
     records: int
+    work: int
     items: int
 
 
@@ -94,6 +97,7 @@ def check_room(
     needed += (2 + filters) * bitmap_bytes(count)
     needed += 4 * ((stored_bytes(count, state.row_bytes) + count * each) // PAGE_BYTES + 1)
     needed += records_bytes(count, added.records + state.fresh.record_bytes)
+    needed += added.work
     # On SSD the items of lists that wait take no more than they do in DRAM.
     needed += 4 * ((added.items + state.fresh.value_bytes) // PAGE_BYTES + 1)
     if texts is not None and state.fresh.texts is not None:
