@@ -64,17 +64,14 @@ def conditions(items):
     """Return filters on the column ``x`` with plain functions that decide them; None is unknown."""
     known = [item for item in items if item not in (math.inf, -math.inf)]
     one, two = known[0], known[-1]
-    found = {
+    return {
         f"x contains {literal(one)}": lambda held: one in held,
         f"x not contains {literal(two)}": lambda held: two not in held,
         f"x contains any ({literal(one)}, {literal(two)})": lambda held: one in held or two in held,
-        f"X CONTAINS ALL ({literal(one)}, {literal(two)})".replace("X ", "x "): lambda held: {one, two} <= set(held),
+        f"x CONTAINS ALL ({literal(one)}, {literal(two)})": lambda held: {one, two} <= set(held),
         f"not (x contains {literal(one)} and x contains {literal(two)})": lambda held: not {one, two} <= set(held),
         f"not (x contains {literal(one)} or y contains 1)": lambda held: one not in held,
     }
-    return {
-        text: [held is not None and bool(fits(held)) for held in ()] or fits for text, fits in found.items()
-    }  # fmt: skip
 
 
 def expected(column, fits):

@@ -117,6 +117,11 @@ def _as_array(data: Any) -> npt.NDArray[Any]:
     if isinstance(data, np.ndarray):
         return np.ma.getdata(data)
     # As arrays, columns of pandas' own types, of polars and of pyarrow round integers to make room for NaN.
+    kind = str(getattr(data, "dtype", ""))
+    if "Datetime(" in kind and hasattr(data, "to_numpy"):  # of polars, whose lists leave out nanoseconds
+        if kind.startswith("Datetime("):
+            return np.asarray(data.to_numpy())
+        data = [None if each is None else each.to_numpy() for each in data]
     if not isinstance(getattr(data, "dtype", None), np.dtype) and getattr(data, "null_count", None) != 0:
         to_list = getattr(data, "to_pylist", getattr(data, "to_list", None))
         data = data if to_list is None else to_list()

@@ -2,7 +2,6 @@
 
 from array import array
 from collections.abc import Iterator, Mapping
-from itertools import islice
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -70,12 +69,11 @@ class ChangedDocuments:
             self._given.check_length(count)
         self.names: tuple[str, ...] = state.documents
         sizes = array("q")
-        for row, record in enumerate(self._records()):
+        for row, record in enumerate(self.records()):
             check_record(len(record), most, row)
             sizes.append(len(record))
         self.sizes: Ints = np.array(sizes, np.int64) if sizes else np.zeros(count, np.int64)
         self.record_bytes: int = int(self.sizes.sum())
-        self._made = self._records()
 
     def __bool__(self) -> bool:
         """Whether any vector has documents."""
@@ -90,11 +88,8 @@ class ChangedDocuments:
         """DRAM for the records on their way: one, its copy, and with an update some before it with their pages."""
         return 2 * int(self.sizes.max(initial=0)) + (0 if self._places is None else self._most // 2)
 
-    def take(self, count: int) -> list[bytes]:
-        """Return the records of the next vectors."""
-        return list(islice(self._made, count))
-
-    def _records(self) -> Iterator[bytes]:
+    def records(self) -> Iterator[bytes]:
+        """Yield the record of each vector, made when it is asked for; none where no documents are stored or given."""
         if self._given is None and self._places is None:
             return
         start = 0

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import islice
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -232,6 +233,7 @@ class IndexWriter:
         state = replace(state, documents=documents.names)
         self._dirty = True
         room, taken = fresh_bytes(self.about.dram), each + beyond + documents.sizes
+        records = documents.records()
         for part in _runs(taken, room):
             fresh = state.fresh
             waiting = len(fresh) * each + fresh.record_bytes + fresh.value_bytes
@@ -241,7 +243,7 @@ class IndexWriter:
             values = {name: column[part] for name, column in columns.items()}
             more = Fresh(vectors[part], ids.numbers, values, ids.texts, value_bytes=int(beyond[part].sum()))
             if documents:
-                more = more.with_records(documents.take(len(more)))
+                more = more.with_records(list(islice(records, len(more))))
             state = replace(state, fresh=state.fresh.joined(more, schema))
         return state, names
 
