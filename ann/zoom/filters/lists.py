@@ -73,6 +73,7 @@ class ArrayListColumn:
         return len(self._nulls)
 
     def bounds(self, rows: Ints) -> Bounds:
+        """Return the items of `rows`, in any order."""
         return Bounds(self._starts[rows], self._starts[rows + 1], self._nulls[rows])
 
     def _row(self, item: int) -> int:
@@ -95,6 +96,7 @@ class ChainedListColumn:
         return int(self._starts[-1])
 
     def bounds(self, rows: Ints) -> Bounds:
+        """Return the items of `rows`, in any order."""
         part = np.searchsorted(self._starts, rows, side="right") - 1
         found = Bounds(np.zeros_like(rows), np.zeros_like(rows), np.ones(len(rows), np.bool_))
         for number, column in enumerate(self._columns):

@@ -69,6 +69,7 @@ class StoredListColumn:
         return self._items.word_count
 
     def bounds(self, rows: Ints) -> Bounds:
+        """Return the items of `rows`, in any order."""
         raw = self._reader.read(self._handle, rows * _START_BYTES, 2 * _START_BYTES)
         bits = None
         if self._bits_at is not None:
