@@ -106,7 +106,9 @@ def _write_parquet(target: Path, opened: ZoomIndex, fields: list[str]) -> None:
     value = arrow.from_numpy_dtype(np.dtype(opened.stats()["dtype"]))
     types = {
         "int64": arrow.int64(), "float64": arrow.float64(), "bool": arrow.bool_(), "datetime": arrow.timestamp("us"),
+        "str": arrow.string(),
     }  # fmt: skip
+    types |= {f"list[{kind}]": arrow.list_(item) for kind, item in types.items()}
     names = arrow.string() if opened.stats()["id_kind"] == "str" else arrow.int64()
     columns = [("id", names), ("vector", arrow.list_(value, opened.dimension))]
     for name in fields:
