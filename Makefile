@@ -64,7 +64,7 @@ see_all_of_venv = $(BIN)/python -c "import site; print(*(f'import site; site.add
 # of torch.
 PLUGINS := .venv-plugins
 PLUGIN_TESTS := $(foreach name,avalanche torchrl mammoth plugins,tests/recsys/test_replay_$(name).py) \
-    $(foreach name,containers_plugins sklearn datasets langchain llama_index,tests/ann/test_$(name).py) \
+    $(foreach name,containers_plugins payload_plugins sklearn datasets langchain llama_index,tests/ann/test_$(name).py) \
     tests/recsys/test_lightning.py
 
 test-plugins: $(PLUGINS)/.installed  ## the adapters, tried with the real libraries

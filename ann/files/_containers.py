@@ -72,10 +72,7 @@ def as_array(vectors: Any, name: str = "vectors", start: int = 0) -> Array:
     TypeError
         When an array on another device, or of a dtype that NumPy lacks, cannot be read.
     """
-    if isinstance(vectors, np.ma.MaskedArray) and np.ma.is_masked(vectors):
-        mask = np.atleast_1d(np.ma.getmaskarray(vectors))
-        row = start + int(np.unravel_index(int(mask.argmax()), mask.shape)[0])
-        raise ValueError(f"{name} row {row} holds a masked value: expected numbers")
+    _refuse_masked(vectors, name, start, within=True)
     if isinstance(vectors, np.ndarray) and vectors.dtype != object:
         return vectors
     if _is_a(vectors, "torch", "Tensor"):
@@ -155,6 +152,8 @@ def _stacked(items: Sequence[Any], name: str, start: int = 0, dimension: int | N
     """Return vectors that are objects of their own as one matrix; `start` is the number of the first."""
     plain = all(isinstance(item, list | tuple | np.ndarray | float | int) for item in items)
     rows = items if plain else [item if _is_plain(item) else as_array(item, name) for item in items]
+    for row, item in enumerate(rows, start):
+        _refuse_masked(item, name, row)
     try:
         matrix = np.asarray(rows)
     except ValueError:
@@ -163,6 +162,14 @@ def _stacked(items: Sequence[Any], name: str, start: int = 0, dimension: int | N
     if (matrix.dtype == object and len(items)) or wrong_width:
         raise _odd_row(rows, name, start, dimension)
     return matrix
+
+
+def _refuse_masked(values: Any, name: str, row: int, *, within: bool = False) -> None:
+    """Refuse an array with masked values; `row` is its number, or `within` that of its first row."""
+    if isinstance(values, np.ma.MaskedArray) and np.ma.is_masked(values):
+        mask = np.atleast_1d(np.ma.getmaskarray(values))
+        row += int(np.unravel_index(int(mask.argmax()), mask.shape)[0]) if within else 0
+        raise ValueError(f"{name} row {row} holds a masked value: expected numbers")
 
 
 def _is_plain(item: Any) -> bool:

@@ -17,12 +17,13 @@ from memhier.ann.zoom.calibration.calibrate import TARGET
 from memhier.ann.zoom.construction.build import BuildOptions, write_index
 from memhier.ann.zoom.filters.attributes import COLUMN_BYTES
 from memhier.ann.zoom.filters.bitmaps import BitmapCache
+from memhier.ann.zoom.filters.stored_lists import ITEMS
 from memhier.ann.zoom.preview.preview import CODINGS, Coding
 from memhier.ann.zoom.preview.space import METRICS, Metric
 from memhier.ann.zoom.renewal.life import IndexWriter
 from memhier.ann.zoom.renewal.tune import tune_snapshot
 from memhier.ann.zoom.search.explanation import Explanation
-from memhier.ann.zoom.search.results import RangeResult, SearchResult, iterate
+from memhier.ann.zoom.search.results import Chosen, RangeResult, SearchResult, iterate
 from memhier.ann.zoom.search.searcher import Searcher
 from memhier.ann.zoom.storage.catalog import KIND, Description
 from memhier.ann.zoom.storage.ids import as_ids, locate, refuse_clashes, with_repeats
@@ -123,7 +124,8 @@ class ZoomIndex(Closing):
             index keeps ids of that type.
         attributes
             Values that searches may filter by: ``{name: values}``, a table of pandas, polars or pyarrow, or a dict per
-            vector. Searches return them, too, with ``fields=``.
+            vector. A value is an integer, float, bool, text or datetime, a list of one of these, or None. Searches
+            return them, too, with ``fields=``.
         documents
             Values that searches return with ``fields=``, but do not filter by: text, bytes, or any JSON value (dict,
             list, number, bool; a tuple becomes a list). They have the forms of `attributes`. The values of a name, or
@@ -276,7 +278,8 @@ class ZoomIndex(Closing):
             also scans every list, and reads every vector that may be nearer than those found even if its code were
             wrong by eight standard errors.
         where
-            A filter on attributes, such as ``"price < 10 and lang == 'en'"``: only vectors that fulfil it are searched.
+            A filter on attributes, such as ``"price < 10 and tags contains 'new'"``: only vectors that fulfil it are
+            searched.
         candidates
             Instead of a recall: read this many of the nearest by their codes, at least `k`, whatever their bounds. All
             vectors and all lists give the result of exact search.
@@ -309,11 +312,13 @@ class ZoomIndex(Closing):
         CorruptionError
             When a page read from SSD differs from the page written.
         """
-        self._check_open()
-        dimension = self.dimension
         options = SearchOptions(k, recall, where, candidates, nprobe, max_reads, deadline_ms, fields, radius)
-        matrix, single = check_queries(queries, dimension)
-        found = self._searcher.search(matrix, options)
+        return self._search(queries, options)
+
+    def _search(self, queries: object, options: SearchOptions, chosen: Chosen | None = None) -> SearchResult:
+        self._check_open()
+        matrix, single = check_queries(queries, self.dimension)
+        found = self._searcher.search(matrix, options, chosen)
         if not single:
             return found
         columns = {name: column[0] for name, column in found.fields.items()}
@@ -363,8 +368,9 @@ class ZoomIndex(Closing):
     def search_iter(self, query: object, batch: int = 10, **options: Any) -> Iterator[SearchResult]:
         """Yield neighbours of one query, `batch` at a time and each once, the nearest first, until there are no more.
 
-        Every round searches for twice as many. A later batch may hold a neighbour that a recall below 1 missed before,
-        and may or may not hold vectors that are added or removed meanwhile.
+        Every round searches for twice as many; the fields of a neighbour are read once. A later batch may hold a
+        neighbour that a recall below 1 missed before, and may or may not hold vectors that are added or removed
+        meanwhile.
 
         Parameters
         ----------
@@ -378,12 +384,12 @@ class ZoomIndex(Closing):
         query = check_query(query, self.dimension)
         size = check_int("batch", batch, 1)
 
-        def nearest(k: int) -> SearchResult:
+        def nearest(k: int, chosen: Chosen) -> SearchResult:
             k = min(k, max(1, len(self)))
             if (wanted := options.get("candidates")) is None:
-                return self.search(query, k, **options)
+                return self._search(query, SearchOptions(k, **options), chosen)
             most = max(k, check_int("candidates", wanted, min(size, k)))  # as many as are to be found
-            return self.search(query, k, **options | {"candidates": most})
+            return self._search(query, SearchOptions(k, **options | {"candidates": most}), chosen)
 
         return iterate(nearest, size)
 
@@ -760,7 +766,7 @@ class ZoomIndex(Closing):
 
     @property
     def fields(self) -> dict[str, str]:
-        """Types of attributes by name (int64, float64, bool, str, datetime), then documents, as ``"document"``."""
+        """Types by name: of attributes int64, float64, bool, str, datetime, or lists such as list[str]; "document"."""
         state = self._searcher.state
         return {**state.schema, **dict.fromkeys(state.documents, "document")}
 
@@ -864,5 +870,6 @@ def _warn_if_short(index: ZoomIndex, dram: int | str) -> None:
 
 def _held_of_attributes(store: Store, about: Description) -> int:
     """Return the DRAM that attributes take beside the bitmaps of filters: facts about columns, and checksums."""
-    checksums = sum(info.memory_bytes for name, info in store.segments().items() if "-a-" in name)
+    names = [name for name in store.segments() if "-a-" in name and ITEMS not in name]  # items are planned apart
+    checksums = sum(store.segments()[name].memory_bytes for name in names)
     return checksums + COLUMN_BYTES * len(about.schema) * len(about.parts)

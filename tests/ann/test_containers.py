@@ -288,3 +288,20 @@ def test_parquet_behind_a_url(tmp_path):
         open_vectors("memory://bucket/x.fbin")
     with pytest.raises(ValueError, match="no such column"):
         open_vectors("memory://bucket/x.parquet", column="z")
+
+
+def test_masked_values_in_lists_of_rows_are_refused(tmp_path):
+    rows = [np.ma.MaskedArray(row, False) for row in np.eye(4, dtype=np.float32)]
+    np.testing.assert_array_equal(as_array(rows), np.eye(4))
+    rows[2][1] = np.ma.masked
+    rows_of = as_rows(rows)
+    assert rows_of is not None
+    for read in (
+        lambda: as_array(rows),
+        lambda: as_array(tuple(rows)),
+        lambda: rows_of[1:4],
+        lambda: ZoomIndex.build(tmp_path / "index", rows, dram="2MiB"),
+        lambda: ZoomIndex.build(tmp_path / "stream", iter(rows), dram="2MiB"),
+    ):
+        with pytest.raises(ValueError, match=r"row \d holds a masked value"):
+            read()

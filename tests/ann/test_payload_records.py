@@ -13,6 +13,7 @@ from memhier.ann.zoom.payload.given import GivenDocuments
 from memhier.ann.zoom.payload.record import decode, encode, pack, unpack
 from memhier.ann.zoom.payload.stored import StoredRecords, in_order, records_bytes, write_records
 from memhier.errors import CorruptionError
+from memhier.io.ranges import CountedReads
 from memhier.io.reader import Reader
 from memhier.store.store import Store
 
@@ -134,12 +135,12 @@ def test_records_are_read_as_they_were_written(tmp_path, lengths, work):
         assert held.memory_bytes + 4 * pages <= records_bytes(len(records), total)
         assert pages <= 1.15 * (total + 2 * len(records)) / 4090 + 1
         for rows in (np.arange(len(records)), random.permutation(len(records))[:9], np.empty(0, np.int64)):
-            tally = np.zeros(3, np.int64)
-            assert dict(held.read(rows, work, tally)) == {
+            reads = CountedReads(reader)
+            assert dict(held.read(rows, work, reads)) == {
                 place: records[row] for place, row in enumerate(rows.tolist())
             }
             begun = set(held.pages_of(rows).tolist())
-            assert tally[1] == len(begun) + sum(going_on(held, records, rows))
+            assert reads.tally["pages"][0] == len(begun) + sum(going_on(held, records, rows))
         order = random.permutation(2 * len(records) + 3)
         both = [*records, b"", b"", b"", *records]
         blocks = list(in_order([held, None, held], [len(records), 3, len(records)], order, work))

@@ -197,7 +197,7 @@ def test_forms(text, tree):
         ("a in 1", 5, "'('"),
         ("a in ()", 6, "a value"),
         ("a in (1 2)", 8, "',' or ')'"),
-        ("a not 1", 6, "'in' or 'between'"),
+        ("a not 1", 6, "'in', 'between' or 'contains'"),
         ("a between 1 or 2", 12, "'and'"),
         ("a is 1", 5, "'null' or 'not null'"),
         ("a is not 1", 9, "'null'"),

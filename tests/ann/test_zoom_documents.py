@@ -30,6 +30,12 @@ VALUES = [
     None, "", "text", "é漢🙂\0\n", "\ud800", b"", b"\0\xff", 0, -7, 2**70, True, False, 0.5, -0.0, float("nan"), [], {},
     ["a", "b"], [1, 2], {"a": {"b": [1, None, "x", float("inf")]}, "é": -(2**64)}, "long " * 900, b"\x01" * 3000,
 ]  # fmt: skip
+LISTS = {"labels": ["new", "red", "", "漢x'y"], "marks": [0, -7, 2**62]}  # attributes
+LABELLED = {
+    "labels contains 'red'": lambda labels: "red" in labels,
+    "not labels contains all ('new', '')": lambda labels: not {"new", ""} <= labels,
+    "labels contains any ('none', '漢x''y')": lambda labels: "漢x'y" in labels,
+}
 NAMES = ["title", "body", "tags", "in"]  # the last is a word of filters
 
 
@@ -41,8 +47,13 @@ def build(path, count=300, dram="4MiB", name="index", **options):
     return ZoomIndex.build(path / name, make(count), dram=dram, **options)
 
 
+def stored(value):
+    """Return a document as it comes back: NaN stands for none."""
+    return None if value != value else value
+
+
 class Life(RuleBasedStateMachine):
-    """The model maps an id to the attribute and the documents of its vector."""
+    """The model maps an id to the attributes and the documents of its vector."""
 
     @initialize(seed=st.integers(0, 2**31), count=st.sampled_from([0, 1, 97, 200]), strings=st.booleans())
     def build(self, seed, count, strings):
@@ -55,16 +66,16 @@ class Life(RuleBasedStateMachine):
         self.strings = strings
         self.next = 0
         self.rows, self.names = {}, []
-        vectors, ids, price, documents = self.make(count)
+        vectors, ids, attributes, documents = self.make(count)
         self.index = ZoomIndex.build(
-            self.folder / "index", vectors, ids=ids, attributes={"price": price} if count else None,
-            documents=documents, dram="8MiB", grow_to=500, seed=seed % 100,
+            self.folder / "index", vectors, ids=ids, attributes=attributes, documents=documents, dram="8MiB",
+            grow_to=500, seed=seed % 100,
         )  # fmt: skip
-        self.put(ids, price, documents)
+        self.put(ids, attributes, documents)
         self.commit_model()
 
     def make(self, count):
-        """Return vectors, new ids, prices that are null at times, and documents in one of their forms."""
+        """Return vectors, new ids, attributes that are null at times, and documents in one of their forms."""
         numbers = np.arange(self.next, self.next + count)
         self.next += count
         ids = numbers.astype(str) if self.strings else numbers
@@ -73,22 +84,28 @@ class Life(RuleBasedStateMachine):
     def fields(self, count):
         price = np.ma.MaskedArray(self.rng.integers(0, 9, count), self.rng.random(count) < 0.2)
         price[:1] = 3  # a column of nulls has no type
+        attributes = {"price": price} if count else None
+        for name, items in LISTS.items() if count else ():
+            lengths = self.rng.integers(0, 4, count)
+            lists = [[items[i] for i in self.rng.integers(0, len(items), length)] for length in lengths]
+            attributes[name] = [[items[0]], *(None if self.rng.random() < 0.2 else each for each in lists[1:])]
         names = [name for name in NAMES if self.rng.random() < 0.6]
         columns = {name: [VALUES[i] for i in self.rng.integers(0, len(VALUES), count)] for name in names}
         if self.rng.random() < 0.5:
-            return price, columns
-        return price, [
+            return attributes, columns
+        return attributes, [
             {name: column[row] for name, column in columns.items() if self.rng.random() < 0.7} for row in range(count)
         ]
 
-    def put(self, ids, price, documents):
+    def put(self, ids, attributes, documents):
         known = documents if isinstance(documents, dict) else {name: 0 for row in documents for name in row}
         self.names += [name for name in known if name not in self.names and (len(ids) or self.index_is_new())]
         for row, name in enumerate(ids.tolist()):
             old = self.rows.setdefault(name, {})
-            old["price"] = price.tolist()[row]
+            old |= {name: list(column)[row] for name, column in attributes.items() if name != "price"}
+            old["price"] = attributes["price"].tolist()[row]
             given = documents[row] if isinstance(documents, list) else {n: c[row] for n, c in documents.items()}
-            old |= given
+            old |= {name: stored(value) for name, value in given.items()}
 
     def index_is_new(self):
         return not hasattr(self, "committed")
@@ -99,9 +116,9 @@ class Life(RuleBasedStateMachine):
 
     @rule(count=COUNTS)
     def add(self, count):
-        vectors, ids, price, documents = self.make(count)
-        self.index.add(vectors, ids, {"price": price} if count else None, documents)
-        self.put(ids, price, documents)
+        vectors, ids, attributes, documents = self.make(count)
+        self.index.add(vectors, ids, attributes, documents)
+        self.put(ids, attributes, documents)
 
     @rule(count=COUNTS)
     def add_without(self, count):
@@ -112,10 +129,10 @@ class Life(RuleBasedStateMachine):
     @rule(count=COUNTS)
     def update(self, count):
         ids = self.some(count)
-        price, documents = self.fields(len(ids))
+        attributes, documents = self.fields(len(ids))
         vectors = self.rng.normal(size=(len(ids), DIMENSION))
-        self.index.update(ids, vectors, {"price": price} if len(ids) else None, documents)
-        self.put(ids, price, documents)
+        self.index.update(ids, vectors, attributes, documents)
+        self.put(ids, attributes, documents)
 
     @rule(count=COUNTS)
     def update_vectors(self, count):
@@ -160,6 +177,13 @@ class Life(RuleBasedStateMachine):
         found = index.fetch(np.array(list(rows), object if self.strings else int))
         for name, column in found.items():
             assert repr(column.tolist()) == repr([row.get(name) for row in rows.values()])
+        if "labels" in index.fields:
+            held = {name: row.get("labels") for name, row in self.rows.items()} if index is self.index else {}
+            for where, fits in LABELLED.items() if held else ():
+                ids = index.search(np.zeros(DIMENSION), len(held), where=where, recall=1).ids.tolist()
+                assert {name for name in ids if name not in (None, -1)} == {
+                    name for name, labels in held.items() if labels is not None and fits(set(labels))
+                }
 
     @rule(k=st.sampled_from([1, 7, 300]), queries=st.sampled_from([1, 4]), where=st.sampled_from([None, "price < 5"]))
     def search(self, k, queries, where):
@@ -208,9 +232,9 @@ def test_every_value_comes_back(tmp_path):
     columns = {"a": VALUES * 10, "b": [*reversed(VALUES)] * 10}
     with build(tmp_path, count, documents=columns) as index:
         for name, column in index.fetch(np.arange(count)).items():
-            assert repr(column.tolist()) == repr(columns[name])
+            assert repr(column.tolist()) == repr([*map(stored, columns[name])])
         for row in index.search(make(count)[5], 20, fields=True).rows():
-            assert repr([row["a"], row["b"]]) == repr([columns["a"][row["id"]], columns["b"][row["id"]]])
+            assert repr([row["a"], row["b"]]) == repr([stored(columns[name][row["id"]]) for name in "ab"])
 
 
 def test_hits_share_no_list(tmp_path):
@@ -307,11 +331,32 @@ def test_a_build_refuses_documents_and_leaves_nothing(tmp_path, documents, error
         ({"x": [1, 2, {3}]}, None, TypeError, "row 2 holds a set"),
         ({"price": [1, 2, 3]}, None, ValueError, "is an attribute and a document"),
         (None, {"title": [1, 2, 3]}, ValueError, "is an attribute and a document"),
-        (None, {"tags": [["a"], ["b"], None]}, TypeError, "documents= stores lists"),
-        (None, {"tags": np.zeros((3, 2))}, ValueError, "documents= stores lists"),
-        (None, {"raw": [b"a", b"b", b"c"]}, TypeError, "documents= stores lists, dicts and bytes"),
+        (None, {"tags": [["a"], [["b"]], None]}, TypeError, "a list in the list of row 1: .*documents= stores any"),
+        (None, {"tags": [["a"], ["b", None], None]}, ValueError, "None in the list of row 1: .*without missing"),
+        (None, {"tags": [["a"], "b", None]}, TypeError, "holds lists and, in row 1, a str"),
+        (None, {"tags": ["a", ["b"], None]}, TypeError, "holds a list in row 1"),
+        (None, {"tags": [["a"], [1], []]}, TypeError, "holds str in the list of row 0 and int64 in the list of row 1"),
+        (None, {"tags": [[], None, []]}, ValueError, "is null or an empty list in every row"),
+        (None, {"price": [[1], [2], [3]]}, TypeError, "attribute 'price' is int64, but list\\[int64\\] came"),
+        (None, {"tags": np.zeros((3, 2))}, ValueError, r"shape \(3, 2\): expected \[3\]; for a list .*tolist"),
+        (None, {"raw": [b"a", b"b", b"c"]}, TypeError, "documents= stores dicts and bytes"),
     ],
-    ids=["short", "stream", "set", "attribute", "document", "lists", "array", "bytes"],
+    ids=[
+        "short",
+        "stream",
+        "set",
+        "attribute",
+        "document",
+        "nested",
+        "null",
+        "text",
+        "list",
+        "kinds",
+        "empty",
+        "lists-of-known",
+        "array",
+        "bytes",
+    ],
 )
 def test_a_change_that_is_refused_changes_nothing(tmp_path, documents, attributes, error, words):
     with build(tmp_path, documents={"title": ["a"] * 300}, attributes={"price": np.arange(300)}) as index:

@@ -1,13 +1,16 @@
 """The budget holds whatever is done with an index: filters, removals, additions and commits, measured byte by byte."""
 
+import shutil
 import threading
 import tracemalloc
+from functools import partial
 
 import numpy as np
 import pytest
 
 from memhier.ann import ZoomIndex
 from memhier.ann.zoom.construction import build
+from memhier.ann.zoom.storage import layout
 from memhier.ann.zoom.storage.fullview import workspace_bytes
 from memhier.ann.zoom.storage.layout import IndexSizes, attribute_bytes, plan_layout, scan_bytes
 from memhier.errors import BudgetError
@@ -137,6 +140,45 @@ def test_an_index_is_changed_within_its_budget(tmp_path, strings, alike):
             assert max(counts) + held <= dram + PLAIN, (step, counts, held)
         assert index.stats()["parts"] < 12
         assert len(index) == count + 12 * 700
+
+
+DOCUMENTS = {
+    "bytes": lambda random, size: random.bytes(size),
+    "text": lambda random, size: "ä" * (size // 2),
+    "json": lambda random, size: {"a": ["x" * 50] * (size // 55)},
+}
+
+
+@pytest.mark.filterwarnings("ignore:calibration found")
+def test_long_documents_are_changed_within_the_budget(tmp_path, monkeypatch):
+    room, count = 3 * PLAIN, 20_000
+    monkeypatch.setattr(layout, "_FRESH_SHARE", 1)
+    monkeypatch.setattr(layout, "_FRESH_MOST", room)
+    most, vectors = count + 400, make(count)
+    dram = tightest(tmp_path, most, 64, 4_000_000, growing=True, record_bytes=100 * most) + 5 * room // 2
+    short = [bytes(100)] * count
+    ZoomIndex.build(tmp_path / "index", vectors, documents={"body": short}, dram=dram, grow_to=most).close()
+    for kind, share in (("bytes", 0.95), ("text", 0.1), ("json", 0.95)):
+        draw = np.random.default_rng(0)
+        long = [DOCUMENTS[kind](draw, int(room * share)) for _ in range(6 if share > 0.5 else 40)]
+        some, other, needed = np.arange(len(long)), vectors[: len(long)], {}
+        for number in range(2):  # a table of Python's own, such as that of its names, may grow in one of them
+            copy = tmp_path / f"{kind}-{share}-{number}"
+            shutil.copytree(tmp_path / "index", copy)
+            with ZoomIndex.open(copy, writable=True) as index:
+                works = {
+                    "add": partial(index.add, other, documents={"body": long}),
+                    "update": partial(index.update, some, other, documents={"body": long[::-1]}),
+                    "keep": partial(index.update, some, other),
+                    "commit": partial(index.commit, compact=False),
+                }
+                for name, work in works.items():
+                    taken = index.memory_bytes + traced(work)
+                    needed[name] = min(taken, needed.get(name, taken))
+                found = index.fetch([*range(len(long)), *range(count, count + len(long))])["body"].tolist()
+                assert found == long[::-1] + long
+            shutil.rmtree(copy)
+        assert max(needed.values()) <= dram + PLAIN, (kind, share, needed, dram)
 
 
 @pytest.mark.filterwarnings("ignore:calibration found")

@@ -1,7 +1,9 @@
 """``memhier index export`` and ``tune``, and the neighbours that ``search`` prints."""
 
+import datetime
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -215,3 +217,16 @@ def test_a_tuned_index_is_that_of_the_library(tmp_path: Path) -> None:
             assert index.stats()[name] == other.stats()[name]
     write_vectors(tmp_path / "few.fvecs", QUERIES[:63])
     assert run("tune", tmp_path / "index", tmp_path / "few.fvecs").exit_code == 2
+
+
+def test_lists_are_exported(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    day = datetime.datetime(2024, 1, 31)
+    attributes: dict[str, list[Any]] = {
+        "tags": [["a"], [], None, ["b", "c"]], "days": [[day], [], None, []], "n": [[1], [2**62], [], None],
+        "f": [[0.5], [], [], None], "b": [[True, False], [], None, []],
+    }  # fmt: skip
+    ZoomIndex.build(tmp_path / "index", np.eye(4, dtype="f4"), attributes=attributes, dram="2MiB").close()
+    assert run("export", tmp_path / "index", tmp_path / "out.parquet").exit_code == 0
+    rows = sorted(parquet.read_table(tmp_path / "out.parquet").to_pylist(), key=lambda row: row["id"])
+    assert {name: [row[name] for row in rows] for name in attributes} == attributes

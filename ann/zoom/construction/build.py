@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from memhier.ann.zoom.construction.begun import stand_in, uncalibrated
 from memhier.ann.zoom.construction.construct import construct
-from memhier.ann.zoom.filters.attributes import Schema, merge_schema, write_attributes
+from memhier.ann.zoom.filters.attributes import Schema, as_columns, item_bytes, merged_schema, write_attributes
 from memhier.ann.zoom.ids.stored_texts import in_order, text_pages, write_texts
 from memhier.ann.zoom.payload.staged import StagedDocuments
 from memhier.ann.zoom.payload.stored import write_records
@@ -75,7 +75,8 @@ def _write_source(
         raise ValueError(f"ids has {len(names)} entries for {source.count} vectors: expected one for each")
     if not source.count and options.coding == "pq":
         raise ValueError("vectors is empty: an index with preview='pq' is not added to; expected preview='rabitq'")
-    schema: Schema = {} if attributes is None else merge_schema({}, attributes, source.count)
+    columns = {} if attributes is None else as_columns(attributes, source.count)
+    schema = merged_schema({}, columns, source.count)
     documents.finish(source.count, schema)
     stored_ids = compact_ids(names.numbers)
     row_bytes = source.dtype.itemsize * source.dimension
@@ -84,6 +85,7 @@ def _write_source(
         most, source.dimension, options.metric, options.coding, row_bytes, stored_ids.itemsize,
         reader_bytes(scratch, options.dram), _text_pages(names, most), filtered=bool(schema),
         growing=most > source.count, record_bytes=-(-documents.record_bytes * most // max(1, source.count)),
+        item_bytes=-(-item_bytes(columns) * most // max(1, source.count)),
     )  # fmt: skip
     layout = plan_layout(sizes, options.dram)
     if not source.count:
@@ -113,7 +115,7 @@ def _write_source(
             made.arrays.write(tx, "p0")
             write_preview(tx, made.preview)
             if schema:
-                write_attributes(tx, "p0-a-", schema, attributes, made.order)
+                write_attributes(tx, "p0-a-", schema, columns, made.order)
             if names.texts is not None:
                 write_texts(tx, "p0-texts", in_order(names.texts.take, made.order))
             write_records(tx, "p0-docs", documents.records(made.order, reader))

@@ -4,7 +4,7 @@ Rows come in parts, each written once and in one transaction. An attribute that 
 Columns stay on SSD. A filter reads the columns that it names, block by block, and makes a bitmap.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -12,37 +12,39 @@ import numpy as np
 import numpy.typing as npt
 
 from memhier.ann.zoom.filters.bitmaps import BitmapCache, Words, pack, word_count
-from memhier.ann.zoom.filters.columns import BLOCK_ROWS, ChainedColumn, Column, as_columns
+from memhier.ann.zoom.filters.blocks import Blocks, StoredAny
+from memhier.ann.zoom.filters.columns import BLOCK_ROWS, DTYPES, AnyColumn, ChainedColumn, ListColumn, NullColumn
 from memhier.ann.zoom.filters.conditions import (
     AttributeType,
     Expression,
     check_name,
     check_types,
+    is_list,
+    item_type,
     on_columns,
     row_bytes,
     select,
 )
-from memhier.ann.zoom.filters.stored_column import (
-    Blocks,
-    NullColumn,
-    StoredColumn,
-    converted,
-    must_convert,
-    write_column,
-)
+from memhier.ann.zoom.filters.given import as_columns
+from memhier.ann.zoom.filters.lists import ChainedListColumn
+from memhier.ann.zoom.filters.stored_column import StoredColumn, converted, must_convert, write_column
+from memhier.ann.zoom.filters.stored_lists import StoredListColumn, write_lists
 from memhier.ann.zoom.filters.where import parse
-from memhier.io.page_file import PAGE_BYTES
-from memhier.io.read_arguments import Tallies
+from memhier.io.ranges import CountedReads, Reading, read_together
 from memhier.io.reader import Reader
 from memhier.store.store import Staging, Store, Transaction
 
-__all__ = ["Attributes", "Schema", "as_columns", "chain", "merge_schema", "merged_schema", "write_attributes"]
+__all__ = [
+    "Attributes", "Schema", "as_columns", "chain", "item_bytes", "merge_schema", "merged_schema",
+    "null_values", "write_attributes",
+]  # fmt: skip
 
 Schema: TypeAlias = dict[str, AttributeType]
 Ints: TypeAlias = npt.NDArray[np.int64]
 
 WORKSPACE_BYTES = 4 << 20
 COLUMN_BYTES = 512
+_WORD_BYTES = 24  # of a word that is numbered anew
 
 
 def merge_schema(schema: Mapping[str, AttributeType], attributes: Any, count: int) -> Schema:
@@ -74,21 +76,31 @@ def merge_schema(schema: Mapping[str, AttributeType], attributes: Any, count: in
     return merged_schema(schema, as_columns(attributes, count), count)
 
 
-def merged_schema(schema: Mapping[str, AttributeType], columns: Mapping[str, Column], count: int) -> Schema:
+def merged_schema(schema: Mapping[str, AttributeType], columns: Mapping[str, AnyColumn], count: int) -> Schema:
     """Return the schema with the types of new columns added; see :func:`merge_schema`."""
     merged = dict(schema)
     for name, column in columns.items():
         if name in merged:
-            for start in range(0, count if must_convert(name, column, merged[name]) else 0, BLOCK_ROWS):
-                rows = np.arange(start, min(start + BLOCK_ROWS, count))
-                converted(name, column.read(rows), merged[name], rows)
+            if must_convert(name, column, merged[name]):
+                _check_convertible(name, column, merged[name])
         elif column.type is None and not count:
             continue  # an empty column has no type
-        elif column.type is None:
-            raise ValueError(f"attribute {name!r} is null in every row: its type cannot be told; leave it out")
+        elif column.type is None or column.type == "list[]":
+            every = "null" if column.type is None else "null or an empty list"
+            raise ValueError(f"attribute {name!r} is {every} in every row: its type cannot be told; leave it out")
         else:
             merged[name] = column.type
     return merged
+
+
+def item_bytes(columns: Mapping[str, AnyColumn]) -> int:
+    """Return the bytes on SSD of the items of all lists, with the words of text."""
+    total = 0
+    for column in columns.values():
+        if isinstance(column, ListColumn) and column.items.type is not None:
+            total += np.dtype(DTYPES[column.items.type]).itemsize * len(column.items)
+            total += sum(len(word) + 8 for word in column.items.words()) if column.type == "list[str]" else 0
+    return total
 
 
 def write_attributes(
@@ -104,15 +116,16 @@ def write_attributes(
     Parameters
     ----------
     tx
-        The transaction. It holds a buffer for every segment until it ends; text takes two segments.
+        The transaction. It holds a buffer for every segment until it ends; text takes a further segment, and so do
+        lists.
     prefix
         Letters, digits, ``-`` or ``_``; the part's own.
     schema
         From :func:`merge_schema` with the same attributes.
     attributes
         ``{name: values}``, a DataFrame of pandas or polars, a pyarrow Table, or a dict per row. Values are integers,
-        floats, bool, text or datetimes (`memhier.ann.zoom.filters.times`); None, NaN, NaT, pandas.NA and masked entries
-        are null. `chain` gives the columns of stored parts.
+        floats, bool, text or datetimes (`memhier.ann.zoom.filters.times`), or lists of one of these; None, NaN, NaT,
+        pandas.NA and masked entries are null. `chain` gives the columns of stored parts.
     order
         int64 ``[n]``: row ``i`` of the part gets the values of row ``order[i]`` of `attributes`.
     block_rows
@@ -127,17 +140,25 @@ def write_attributes(
         must_convert(name, column, schema[name])
         if rows.size and (int(rows.min()) < 0 or int(rows.max()) >= len(column)):
             raise ValueError(f"order holds {int(rows.min())} to {int(rows.max())}: expected 0 to {len(column) - 1}")
+    step = max(64, min(block_rows, BLOCK_ROWS) // 64 * 64)
+    blocks = partial(_blocks, rows, step)
     for name, column in columns.items():
-        if column.type is not None:
-            write_column(tx, prefix, name, schema[name], column, rows, max(64, min(block_rows, BLOCK_ROWS) // 64 * 64))
+        kind = item_type(schema[name])
+        if column.type is None:
+            continue
+        assert kind is not None  # of a list that was empty everywhere no schema is made
+        if isinstance(column, ListColumn):
+            write_lists(tx, prefix + name, name, kind, column, blocks, step)
+        else:
+            write_column(tx, prefix + name, name, kind, column, blocks())
 
 
-def chain(parts: Sequence["Attributes"], schema: Schema) -> dict[str, Column]:
+def chain(parts: Sequence["Attributes"], schema: Schema) -> dict[str, AnyColumn]:
     """Return the columns of parts, one part after the other, as attributes for :func:`write_attributes`.
 
     Rows are read as they are written, so no column is held; text takes 4 bytes of DRAM per distinct word and part.
     """
-    return {name: ChainedColumn([part.column(name) for part in parts]) for name in schema}
+    return {name: _chained([part.column(name) for part in parts], kind) for name, kind in schema.items()}
 
 
 class Attributes:
@@ -197,11 +218,18 @@ class Attributes:
         self._cache = cache
         self._work_bytes = work_bytes
         self._owner = object()  # Keys of the cache: a part to come may have this one's prefix.
-        self._columns: dict[str, StoredColumn] = {}
+        self._columns: dict[str, StoredAny] = {}
+        self._reader = reader
         segments = store.segments()
+        self._checksums = 0
         for name, kind in schema.items():
-            if prefix + name in segments:
-                self._columns[name] = StoredColumn(store, prefix + name, kind, count, reader)
+            if prefix + name not in segments:
+                continue
+            item, stored = item_type(kind), StoredListColumn if is_list(kind) else StoredColumn
+            assert item is not None
+            self._columns[name] = stored(store, prefix + name, item, count, reader)
+            every = (prefix + name, f"{prefix}{name}-items", f"{prefix}{name}-words", f"{prefix}{name}-items-words")
+            self._checksums += sum(segments[each].memory_bytes for each in every if each in segments)
 
     def __len__(self) -> int:
         """Rows."""
@@ -216,6 +244,11 @@ class Attributes:
     def memory_bytes(self) -> int:
         """DRAM held, in bytes, besides that of store, reader and cache; a running filter holds `work_bytes`."""
         return COLUMN_BYTES * len(self._schema)
+
+    @property
+    def joined_bytes(self) -> int:
+        """DRAM that a join takes for the columns: checksums, in arrays that grow, and the new numbers of words."""
+        return 2 * self._checksums + _WORD_BYTES * sum(column.word_count for column in self._columns.values())
 
     def bitmap(self, where: str | Expression) -> Words:
         """Return the rows for which a filter is true, uint64 ``[ceil(n / 64)]``, read-only.
@@ -243,10 +276,8 @@ class Attributes:
                 self._cache.put(key, found)
         return found
 
-    def take(
-        self, rows: npt.ArrayLike, names: Sequence[str] | None = None, tally: Tallies | None = None
-    ) -> dict[str, npt.NDArray[Any]]:
-        """Return attributes of rows.
+    def take(self, rows: npt.ArrayLike, names: Sequence[str] | None = None) -> dict[str, npt.NDArray[Any]]:
+        """Return attributes of rows; one submission reads the values of all columns, another the words of text.
 
         Parameters
         ----------
@@ -254,14 +285,12 @@ class Attributes:
             int64 ``[m]``, in any order and with repetitions.
         names
             Which attributes; None takes all.
-        tally
-            `memhier.io.read_arguments.READ_TALLY` ``[1]``, to which the I/Os, pages and bytes read are added.
 
         Returns
         -------
         dict of numpy.ndarray
             ``[m]`` each: float64 with NaN where null; datetime64[us] with NaT; str as objects with None; int64 and bool
-            as masked arrays.
+            as masked arrays; lists as objects with None, of int, float, bool, str or datetime64[us].
 
         Raises
         ------
@@ -269,6 +298,15 @@ class Attributes:
             For a row out of range.
         CorruptionError
             When a page does not match its checksum.
+        """
+        found = read_together(CountedReads(self._reader), self.readings(rows, names))
+        names = self.names if names is None else names
+        return {name: found.get(name, null_values(self._schema[name], np.size(rows))) for name in names}
+
+    def readings(self, rows: npt.ArrayLike, names: Sequence[str] | None = None) -> dict[str, Reading[npt.NDArray[Any]]]:
+        """Return what :meth:`take` reads as readings, by attribute; attributes that the part lacks are not among them.
+
+        See `memhier.io.ranges`.
         """
         wanted = np.asarray(rows)
         if wanted.ndim != 1 or (wanted.size and wanted.dtype.kind not in "iu"):
@@ -279,9 +317,10 @@ class Attributes:
         names = self.names if names is None else names
         for name in names:
             check_name(name, self._schema)
-        return {name: self._take(name, wanted.astype(np.int64), tally) for name in names}
+        places = wanted.astype(np.int64)
+        return {name: self._columns[name].take(places) for name in names if name in self._columns}
 
-    def column(self, name: str) -> Column:
+    def column(self, name: str) -> AnyColumn:
         """Return a column for :func:`chain`."""
         return self._columns.get(name) or NullColumn(self._count)
 
@@ -294,38 +333,52 @@ class Attributes:
         self._columns.clear()
 
     def _select(self, expression: Expression) -> Words:
-        find = {name: column.find for name, column in self._columns.items() if column.type == "str"}
+        find = {name: column.find for name, column in self._columns.items() if column.type in ("str", "list[str]")}
         expression = on_columns(expression, self._schema, find)
-        each, names = row_bytes(expression), expression.names
-        used = {name: self._columns[name] for name in names if name in self._columns}
-        each += sum(column.width + 2 for column in used.values())
-        step = _block_rows((self._work_bytes - len(used) * PAGE_BYTES) // each)
-        blocks = Blocks(used, min(step, self._count))
+        used = {name: self._columns[name] for name in expression.names if name in self._columns}
+        blocks = Blocks(used, self._count, self._work_bytes, row_bytes(expression))
         words = np.zeros(self._words, np.uint64)
-        for start in range(0, self._count, step):
-            count = min(step, self._count - start)
+        for start in range(0, self._count, blocks.rows):
+            count = min(blocks.rows, self._count - start)
             rows = select(expression, partial(blocks.cells, start, count), count)
             words[start // 64 : word_count(start + count)] = pack(rows)
         return words
 
-    def _take(self, name: str, rows: Ints, tally: Tallies | None) -> npt.NDArray[Any]:
-        kind = self._schema[name]
-        column = self._columns.get(name)
-        cells = NullColumn(self._count).read(rows) if column is None else column.read(rows, tally)
-        nulls = np.zeros(len(rows), np.bool_) if cells.nulls is None else cells.nulls
-        if kind == "float64":
-            return np.where(nulls, np.nan, cells.values)
-        if kind == "datetime":
-            moments = cells.values.astype(np.int64).view("M8[us]")
-            return np.where(nulls, np.datetime64("NaT", "us"), moments)
-        if kind != "str":
-            values = cells.values.astype(np.bool_ if kind == "bool" else np.int64)
-            return np.ma.MaskedArray(values, nulls)
-        texts = np.full(len(rows), None, object)
-        if column is not None and not nulls.all():
-            ranks, inverse = np.unique(cells.values[~nulls], return_inverse=True)
-            texts[~nulls] = np.array(column.texts(ranks, tally), object)[inverse]
-        return texts
+
+def null_values(kind: AttributeType, count: int) -> npt.NDArray[Any]:
+    """Return nulls as :meth:`Attributes.take` has them."""
+    if kind == "float64":
+        return np.full(count, np.nan)
+    if kind == "datetime":
+        return np.full(count, np.datetime64("NaT", "us"))
+    if kind in ("int64", "bool"):
+        return np.ma.MaskedArray(np.zeros(count, np.bool_ if kind == "bool" else np.int64), True)
+    return np.full(count, None, object)
+
+
+def _blocks(rows: npt.NDArray[Any], step: int) -> Iterator[Ints]:
+    for start in range(0, len(rows), step):
+        yield rows[start : start + step].astype(np.int64)
+
+
+def _check_convertible(name: str, column: AnyColumn, kind: AttributeType) -> None:
+    """Refuse numbers that a type cannot hold exactly."""
+    item = item_type(kind)
+    assert item is not None
+    for rows in _blocks(np.arange(len(column)), BLOCK_ROWS):
+        if isinstance(column, ListColumn):
+            bounds = column.bounds(rows)
+            of = np.repeat(rows, bounds.stops - bounds.starts)
+            items = np.arange(bounds.starts[0], bounds.stops[-1])
+            converted(name, column.items.read(items), item, of)
+        else:
+            converted(name, column.read(rows), item, rows)
+
+
+def _chained(columns: Sequence[AnyColumn], kind: AttributeType) -> AnyColumn:
+    if is_list(kind):
+        return ChainedListColumn(columns)
+    return ChainedColumn([column for column in columns if not isinstance(column, ListColumn)])
 
 
 def _count(attributes: Any) -> int:
@@ -333,9 +386,3 @@ def _count(attributes: Any) -> int:
     if isinstance(attributes, Mapping):
         return len(next(iter(attributes.values()), ()))
     return len(attributes)
-
-
-def _block_rows(most: int) -> int:
-    """Return the rows of a block, at most `most` and at least 64; whole pages of every column if it has a page."""
-    rows = max(64, min(BLOCK_ROWS, most))
-    return rows - rows % (PAGE_BYTES if rows >= PAGE_BYTES else 64)

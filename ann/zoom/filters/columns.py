@@ -4,29 +4,29 @@ A column of text is read as ranks in the sorted list of its distinct words, so t
 one of integers.
 """
 
-import re
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date
 from heapq import merge
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
-from memhier.ann.zoom.arguments import check_columns
-from memhier.ann.zoom.filters.conditions import KEYWORDS, AttributeType, Cells
-from memhier.ann.zoom.filters.times import as_moments, microseconds, moments
+from memhier.ann.zoom.filters.conditions import Cells, ItemType, ListType
+from memhier.ann.zoom.filters.times import microseconds, moments
 
-__all__ = ["ArrayColumn", "ChainedColumn", "Column", "as_columns", "as_objects"]
+__all__ = [
+    "BLOCK_ROWS", "DTYPES", "AnyColumn", "ArrayColumn", "Bounds", "ChainedColumn", "Column", "ListColumn",
+    "NullColumn", "is_missing",
+]  # fmt: skip
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 
-NAME_PATTERN = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 BLOCK_ROWS = 1 << 16
 _INT64 = np.iinfo(np.int64)
 # Types of missing values in libraries that are not imported here.
-_MISSING_TYPES = frozenset({"NoneType", "NAType", "NaTType"})
+_MISSING_TYPES = frozenset({"NoneType", "NAType", "NaTType", "MaskedConstant"})
 
 
 @runtime_checkable
@@ -34,7 +34,7 @@ class Column(Protocol):
     """Values of one attribute by row: int64 and float64 as such, bool as int8, text as int32 ranks of words."""
 
     @property
-    def type(self) -> AttributeType | None:
+    def type(self) -> ItemType | None:
         """None where every row is null."""
 
     def __len__(self) -> int: ...
@@ -46,39 +46,97 @@ class Column(Protocol):
         """Return the values of rows, int64 [m], in any order."""
 
 
+class Bounds(NamedTuple):
+    """The items of lists.
+
+    Attributes
+    ----------
+    starts, stops
+        int64 ``[n]``: the items of each list stand from one number to before the other.
+    nulls
+        bool ``[n]``: which rows are null, and so without items.
+    """
+
+    starts: Ints
+    stops: Ints
+    nulls: npt.NDArray[np.bool_]
+
+
+@runtime_checkable
+class ListColumn(Protocol):
+    """Lists of one attribute by row: runs of a column of items, none of which is null."""
+
+    @property
+    def type(self) -> ListType | None:
+        """None where every row is null."""
+
+    @property
+    def items(self) -> Column:
+        """The items of all lists."""
+
+    def __len__(self) -> int: ...
+
+    def bounds(self, rows: Ints) -> Bounds:
+        """Return the items of rows, int64 [m], in any order."""
+
+
+AnyColumn: TypeAlias = Column | ListColumn
+
+
+class NullColumn:
+    """A column that a part does not have."""
+
+    type: ItemType | None = None
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def words(self) -> Iterator[bytes]:
+        """Yield no words."""
+        return iter(())
+
+    def read(self, rows: Ints) -> Cells:
+        """Return the cells of `rows`."""
+        return Cells(np.zeros(len(rows), np.int64), np.ones(len(rows), np.bool_))
+
+
 class ArrayColumn:
-    """A column from an array, a list, a Series of pandas or polars, a pyarrow array or anything else that converts.
+    """A column from an array.
 
     Parameters
     ----------
     name
         For errors.
-    data
-        `count` values; None, NaN, pandas.NA and masked entries are null.
+    array
+        ``[n]``; None, NaN, NaT and pandas.NA are null.
+    mask
+        bool ``[n]``: further nulls.
+    place
+        Words for the place of a value in an error, by its number.
 
     Raises
     ------
     ValueError, TypeError
-        For another length or shape, values of more than one kind or of none that can be stored, integers beyond int64,
-        and text that is no Unicode.
+        For values of more than one kind or of none that can be stored, integers beyond int64, and text that is no
+        Unicode.
     """
 
-    def __init__(self, name: str, data: Any, count: int) -> None:
-        self._name = name
-        mask = np.ma.getmaskarray(data) if isinstance(data, np.ma.MaskedArray) else None
-        array = _as_array(data)
-        if array.ndim != 1:
-            raise ValueError(
-                f"attribute {name!r} has shape {array.shape}: expected [{count}]; documents= stores lists, which "
-                f"filters do not read"
-            )
-        if len(array) != count:
-            raise ValueError(f"attribute {name!r} has {len(array)} values: expected {count}, one for each row")
+    def __init__(
+        self,
+        name: str,
+        array: npt.NDArray[Any],
+        mask: npt.NDArray[np.bool_] | None = None,
+        place: Callable[[int], str] = "row {}".format,
+    ) -> None:
+        self._name, self._place = name, place
         self._nulls: npt.NDArray[np.bool_] | None = mask if mask is not None and mask.any() else None
         self._array = array
         self._words: list[str] | None = None
         self._ranks: dict[Any, int] = {}
-        self.type: AttributeType | None = self._settle()
+        self.type: ItemType | None = self._settle()
 
     def __len__(self) -> int:
         return len(self._array)
@@ -115,7 +173,7 @@ class ArrayColumn:
             return Cells(ranks, ranks < 0)
         return Cells(values.astype(np.int8 if self.type == "bool" else np.int64), nulls)
 
-    def _settle(self) -> AttributeType | None:
+    def _settle(self) -> ItemType | None:
         """Return the type, with the array brought to it where it holds objects."""
         kind = self._array.dtype.kind
         if kind == "O":
@@ -141,7 +199,7 @@ class ArrayColumn:
             f"datetimes{hint}"
         )
 
-    def _settle_moments(self) -> AttributeType | None:
+    def _settle_moments(self) -> ItemType | None:
         nulls = np.isnat(self._array)
         nulls = nulls if self._nulls is None else nulls | self._nulls
         self._nulls = nulls if nulls.any() else None
@@ -159,14 +217,14 @@ class ArrayColumn:
             f".astype('datetime64[us]'), or keep nanoseconds as int64"
         )
 
-    def _settle_objects(self) -> AttributeType | None:
+    def _settle_objects(self) -> ItemType | None:
         nulls = np.zeros(len(self._array), np.bool_)
-        kinds: dict[AttributeType, int] = {}
+        kinds: dict[ItemType, int] = {}
         for start, block in self._blocks():
             for row, value in enumerate(block.tolist(), start):
                 if self._nulls is not None and self._nulls[row]:
                     continue
-                if _is_missing(value):
+                if is_missing(value):
                     nulls[row] = True
                 else:
                     kinds.setdefault(self._kind(value, row), row)
@@ -180,7 +238,8 @@ class ArrayColumn:
         if len(kinds) > 1:
             (one, first), (other, second), *_ = kinds.items()
             raise TypeError(
-                f"attribute {self._name!r} holds {one} in row {first} and {other} in row {second}: expected one kind"
+                f"attribute {self._name!r} holds {one} in {self._place(first)} and {other} in "
+                f"{self._place(second)}: expected one kind"
             )
         settled = next(iter(kinds))
         if settled == "str":
@@ -189,7 +248,7 @@ class ArrayColumn:
             self._array = self._convert({"float64": np.float64, "bool": np.bool_}.get(settled, np.int64))
         return settled
 
-    def _kind(self, value: object, row: int) -> AttributeType:
+    def _kind(self, value: object, row: int) -> ItemType:
         if isinstance(value, str):
             return "str"
         if isinstance(value, bool | np.bool_):
@@ -201,7 +260,7 @@ class ArrayColumn:
         if isinstance(value, date | np.datetime64):
             return "datetime"
         raise TypeError(
-            f"attribute {self._name!r} holds a {type(value).__name__} in row {row}: "
+            f"attribute {self._name!r} holds a {type(value).__name__} in {self._place(row)}: "
             f"expected int, float, bool, str, datetime, or None where it is missing{_stored_as(value)}"
         )
 
@@ -217,15 +276,15 @@ class ArrayColumn:
                     try:
                         converted[row] = microseconds(value)
                     except ValueError as error:
-                        raise self._too_fine(ValueError(f"{value} in row {row}")) from error
+                        raise self._too_fine(ValueError(f"{value} in {self._place(row)}")) from error
                     continue
                 value = value.item() if isinstance(value, np.generic) else value
                 if isinstance(value, int) and dtype is np.int64 and not _INT64.min <= value <= _INT64.max:
-                    raise ValueError(f"attribute {self._name!r} holds {value} in row {row}: expected int64")
+                    raise ValueError(f"attribute {self._name!r} holds {value} in {self._place(row)}: expected int64")
                 if isinstance(value, int) and dtype is np.float64 and not _fits_float(value):
                     raise ValueError(
-                        f"attribute {self._name!r} holds floats and, in row {row}, the integer {value}, which float64 "
-                        "cannot hold exactly"
+                        f"attribute {self._name!r} holds floats and, in {self._place(row)}, the integer {value}, which "
+                        "float64 cannot hold exactly"
                     )
                 converted[row] = value
         return converted
@@ -238,7 +297,8 @@ class ArrayColumn:
                         value.encode()
                     except UnicodeEncodeError:
                         raise ValueError(
-                            f"attribute {self._name!r} holds {value!r} in row {row}: expected text without surrogates"
+                            f"attribute {self._name!r} holds {value!r} in {self._place(row)}: expected text without "
+                            f"surrogates"
                         ) from None
 
     def _blocks(self) -> Iterator[tuple[int, npt.NDArray[Any]]]:
@@ -255,7 +315,7 @@ class ChainedColumn:
     def __init__(self, columns: Sequence[Column]) -> None:
         self._columns = columns
         self._starts = np.cumsum([0, *map(len, columns)])
-        self.type: AttributeType | None = next((column.type for column in columns if column.type is not None), None)
+        self.type: ItemType | None = next((column.type for column in columns if column.type is not None), None)
         self._ranks: list[npt.NDArray[np.int32]] | None = None
 
     def __len__(self) -> int:
@@ -312,98 +372,8 @@ DTYPES: Mapping[str, Any] = {
 }
 
 
-def as_columns(attributes: Any, count: int) -> dict[str, Column]:
-    """Return columns by name from a mapping or table of columns, or from a sequence of one mapping per row.
-
-    Parameters
-    ----------
-    attributes
-        ``{name: values}``, a DataFrame or pyarrow Table, or ``[{name: value}, ...]``; absent names are null.
-    count
-        Rows.
-
-    Raises
-    ------
-    ValueError, TypeError
-        For names that no expression could name, and as `ArrayColumn` does.
-    """
-    if isinstance(attributes, Mapping):
-        columns = dict(attributes)
-    else:
-        # pyarrow's name for them, and that of pandas and polars.
-        names = getattr(attributes, "column_names", getattr(attributes, "columns", None))
-        if names is None:
-            columns = _transposed(attributes, count)
-        else:
-            columns = {name: attributes[name] for name in check_columns(names, "attributes")}
-    made: dict[str, Column] = {}
-    for name, data in columns.items():
-        _check_name(name)
-        if not isinstance(data, Column):
-            data = ArrayColumn(name, data, count)
-        if len(data) != count:
-            raise ValueError(f"attribute {name!r} has {len(data)} values: expected {count}, one for each row")
-        made[name] = data
-    return made
-
-
-def as_objects(columns: Mapping[str, Column]) -> dict[str, npt.NDArray[Any]]:
-    """Return columns as arrays of Python values, None for null."""
-    found: dict[str, npt.NDArray[Any]] = {}
-    for name, column in columns.items():
-        if column.type is None:
-            found[name] = np.full(len(column), None, object)
-            continue
-        cells = column.read(np.arange(len(column)))
-        values = cells.values.astype(object)
-        if column.type == "str":
-            words = [word.decode() for word in column.words()]
-            values[:] = [words[rank] if rank >= 0 else None for rank in cells.values.tolist()]
-        elif column.type == "datetime":
-            values = as_moments(cells.values)
-        elif column.type == "bool":
-            values[:] = cells.values.astype(np.bool_)
-        if cells.nulls is not None:
-            values[cells.nulls] = None
-        found[name] = values
-    return found
-
-
-def _transposed(rows: Any, count: int) -> dict[str, list[Any]]:
-    if not isinstance(rows, Sequence) or not all(isinstance(row, Mapping) for row in rows):
-        raise TypeError(f"attributes={type(rows).__name__}: expected columns by name, or one dict for each row")
-    if len(rows) != count:
-        raise ValueError(f"attributes has {len(rows)} rows: expected {count}")
-    names = dict.fromkeys(name for row in rows for name in row)
-    return {name: [row.get(name) for row in rows] for name in names}
-
-
-def _check_name(name: object) -> None:
-    if not isinstance(name, str) or not NAME_PATTERN.fullmatch(name):
-        raise ValueError(
-            f"attribute {name!r}: expected a name of 1 to 64 letters, digits or '_' that begins with no digit"
-        )
-    if name.lower() in KEYWORDS:
-        raise ValueError(
-            f"attribute {name!r}: filters have this word for something else (their words are "
-            f"{', '.join(sorted(KEYWORDS))}); rename the column, to {name + '_'!r} for instance"
-        )
-
-
-def _as_array(data: Any) -> npt.NDArray[Any]:
-    if isinstance(data, np.ndarray):
-        return np.ma.getdata(data)
-    # As arrays, columns of pandas' own types, of polars and of pyarrow round integers to make room for NaN.
-    if not isinstance(getattr(data, "dtype", None), np.dtype) and getattr(data, "null_count", None) != 0:
-        to_list = getattr(data, "to_pylist", getattr(data, "to_list", None))
-        data = data if to_list is None else to_list()
-    if isinstance(data, list | tuple):
-        # numpy would guess a common type of unlike values, and cut zeros off the end of text.
-        return np.fromiter(data, object, len(data))
-    return np.asarray(data)
-
-
-def _is_missing(value: object) -> bool:
+def is_missing(value: object) -> bool:
+    """Return whether a value stands for none: None, NaN, NaT and pandas.NA."""
     if isinstance(value, np.datetime64):
         return bool(np.isnat(value))
     if isinstance(value, float | np.floating):
@@ -412,8 +382,9 @@ def _is_missing(value: object) -> bool:
 
 
 def _stored_as(value: object) -> str:
-    stored = isinstance(value, list | tuple | dict | set | bytes | np.ndarray)
-    return "; documents= stores lists, dicts and bytes, which filters do not read" if stored else ""
+    if isinstance(value, list | tuple | np.ndarray):
+        return "; a column of lists holds lists of these, and documents= stores any lists"
+    return "; documents= stores dicts and bytes, which filters do not read" if isinstance(value, dict | bytes) else ""
 
 
 def _fits_float(value: int) -> bool:

@@ -4,8 +4,8 @@ import difflib
 import math
 import operator
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypeAlias
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -14,12 +14,16 @@ from memhier.ann.zoom.filters.times import moment_of_text
 
 __all__ = [
     "KEYWORDS",
+    "LIST_TYPES",
+    "SORTED_BYTES",
     "And",
     "AttributeType",
     "Cells",
     "Comparison",
+    "Contains",
     "Expression",
     "IsNull",
+    "ListCells",
     "Membership",
     "Not",
     "Operator",
@@ -27,6 +31,8 @@ __all__ = [
     "Value",
     "check_name",
     "check_types",
+    "is_list",
+    "item_type",
     "leaves",
     "on_columns",
     "row_bytes",
@@ -34,11 +40,21 @@ __all__ = [
     "values_of",
 ]
 
-AttributeType: TypeAlias = Literal["int64", "float64", "bool", "str", "datetime"]
+ItemType: TypeAlias = Literal["int64", "float64", "bool", "str", "datetime"]
+ListType: TypeAlias = Literal[
+    "list[int64]", "list[float64]", "list[bool]", "list[str]", "list[datetime]", "list[]"
+]  # the last one where all lists are empty
+AttributeType: TypeAlias = ItemType | ListType
 Operator: TypeAlias = Literal["<", "<=", ">", ">=", "==", "!="]
 Value: TypeAlias = bool | int | float | str
 Flags: TypeAlias = npt.NDArray[np.bool_]
 Ranks: TypeAlias = Mapping[str, tuple[int, bool]]  # by literal: the words before it, and whether it is one
+
+LIST_TYPES: Mapping[ItemType, ListType] = {
+    "int64": "list[int64]", "float64": "list[float64]", "bool": "list[bool]", "str": "list[str]",
+    "datetime": "list[datetime]",
+}  # fmt: skip
+_ITEM_TYPES: Mapping[str, ItemType] = {kind: item for item, kind in LIST_TYPES.items()}
 
 _COMPARE: dict[str, Callable[..., Flags]] = {
     "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "==": operator.eq, "!=": operator.ne,
@@ -46,7 +62,7 @@ _COMPARE: dict[str, Callable[..., Flags]] = {
 KEYWORDS = frozenset({"and", "or", "not", "in", "between", "is", "null", "true", "false"})
 # No row that has a value has this code.
 _NO_CODE = -1
-_SORTED_BYTES = 50  # of a row that is looked for in a sorted list
+SORTED_BYTES = 50  # of a row that is looked for in a sorted list
 
 
 class Expression:
@@ -84,6 +100,19 @@ class Membership(Expression):
 
     def __str__(self) -> str:
         return f"{self.name} in ({', '.join(map(_literal, self.values))})"
+
+
+@dataclass(frozen=True, slots=True)
+class Contains(Expression):
+    """``name contains any (values)``: whether a list holds one of them."""
+
+    name: str
+    values: tuple[Value, ...]
+
+    def __str__(self) -> str:
+        if len(self.values) == 1:
+            return f"{self.name} contains {_literal(self.values[0])}"
+        return f"{self.name} contains any ({', '.join(map(_literal, self.values))})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +155,7 @@ class Or(Expression):
         return " or ".join(map(_nested, self.operands))
 
 
-Leaf: TypeAlias = Comparison | Membership | IsNull
+Leaf: TypeAlias = Comparison | Membership | Contains | IsNull
 
 
 class Cells(NamedTuple):
@@ -134,6 +163,36 @@ class Cells(NamedTuple):
 
     values: npt.NDArray[Any]
     nulls: Flags | None
+
+
+class ListCells(NamedTuple):
+    """A run of a column of lists.
+
+    Attributes
+    ----------
+    starts
+        int64 ``[n + 1]``: the item at which each list begins, and the one behind the last list.
+    nulls
+        Which rows are null; None: none of them.
+    items
+        Yields runs of all items, each with the number of its first.
+    """
+
+    starts: npt.NDArray[np.int64]
+    nulls: Flags | None
+    items: Callable[[], Iterator[tuple[int, npt.NDArray[Any]]]]
+
+
+def is_list(kind: AttributeType | None) -> bool:
+    """Return whether values of a type are lists."""
+    return kind == "list[]" or kind in _ITEM_TYPES
+
+
+def item_type(kind: AttributeType | None) -> ItemType | None:
+    """Return the type of single values: that of the items of lists, or the type itself; None where it is not known."""
+    if kind is None or kind == "list[]":
+        return None
+    return _ITEM_TYPES.get(kind) or cast(ItemType, kind)
 
 
 def leaves(expression: Expression) -> Iterator[Leaf]:
@@ -154,14 +213,14 @@ def row_bytes(expression: Expression) -> int:
         return row_bytes(expression.operand)
     if isinstance(expression, And | Or):
         return 1 + max(map(row_bytes, expression.operands))
-    return _SORTED_BYTES if isinstance(expression, Membership) else 2
+    return SORTED_BYTES if isinstance(expression, Membership) else 2
 
 
 def values_of(leaf: Leaf) -> tuple[Value, ...]:
     """Return the literals of a condition."""
     if isinstance(leaf, Comparison):
         return (leaf.value,)
-    return leaf.values if isinstance(leaf, Membership) else ()
+    return () if isinstance(leaf, IsNull) else leaf.values
 
 
 def check_name(name: str, known: Mapping[str, Any]) -> None:
@@ -188,13 +247,20 @@ def check_types(expression: Expression, types: Mapping[str, AttributeType | None
         kind = types[leaf.name]
         if kind is None:
             continue
+        if not isinstance(leaf, IsNull) and isinstance(leaf, Contains) != is_list(kind):
+            expected = "contains, which finds items of lists" if is_list(kind) else "a comparison; lists have contains"
+            raise TypeError(f"{leaf}: attribute {leaf.name!r} is {kind}; expected {expected}")
+        if (kind := item_type(kind)) is None:
+            continue
         for value in values_of(leaf):
             came = "bool" if isinstance(value, bool) else "str" if isinstance(value, str) else "number"
             expected = {"bool": "bool", "str": "str", "datetime": "str"}.get(kind, "number")
             if came != expected:
                 name = type(value).__name__
                 hint = ", but with text such as '2024-01-31 12:00'" if kind == "datetime" else ""
-                raise TypeError(f"{leaf}: attribute {leaf.name!r} is {kind}, it cannot be compared with {name}{hint}")
+                raise TypeError(
+                    f"{leaf}: attribute {leaf.name!r} is {types[leaf.name]}, it cannot be compared with {name}{hint}"
+                )
             if kind == "datetime":
                 _moment(leaf, str(value))
         if kind == "bool" and isinstance(leaf, Comparison) and leaf.operator not in ("==", "!="):
@@ -222,11 +288,11 @@ def on_columns(
     def on_column(leaf: Leaf) -> Leaf:
         if isinstance(leaf, IsNull):
             return leaf
-        if types.get(leaf.name) == "datetime":
+        if types.get(leaf.name) in ("datetime", "list[datetime]"):
             moments = tuple([_moment(leaf, str(value)) for value in values_of(leaf)])
-            if isinstance(leaf, Membership):
-                return Membership(leaf.name, moments)
-            return Comparison(leaf.name, leaf.operator, moments[0])
+            if isinstance(leaf, Comparison):
+                return Comparison(leaf.name, leaf.operator, moments[0])
+            return replace(leaf, values=moments)
         return _on_codes(leaf, ranks[leaf.name]) if leaf.name in ranks else leaf
 
     return _changed(expression, on_column)
@@ -251,11 +317,11 @@ def _moment(leaf: Leaf, text: str) -> int:
         ) from None
 
 
-def _on_codes(leaf: Comparison | Membership, ranks: Ranks) -> Leaf:
+def _on_codes(leaf: Comparison | Membership | Contains, ranks: Ranks) -> Leaf:
     """Return the same condition on the codes of strings, which are their ranks in a sorted vocabulary."""
     found = [ranks[str(value)] for value in values_of(leaf)]
-    if isinstance(leaf, Membership):
-        return Membership(leaf.name, tuple([rank for rank, present in found if present]))
+    if not isinstance(leaf, Comparison):
+        return replace(leaf, values=tuple([rank for rank, present in found if present]))
     rank, present = found[0]
     if leaf.operator in ("==", "!="):
         return Comparison(leaf.name, leaf.operator, rank if present else _NO_CODE)
@@ -264,7 +330,9 @@ def _on_codes(leaf: Comparison | Membership, ranks: Ranks) -> Leaf:
     return Comparison(leaf.name, "<" if leaf.operator == "<=" else ">=", rank + present)
 
 
-def select(expression: Expression, cells: Callable[[str], Cells | None], count: int, wanted: bool = True) -> Flags:
+def select(
+    expression: Expression, cells: Callable[[str], Cells | ListCells | None], count: int, wanted: bool = True
+) -> Flags:
     """Return the rows where a condition is `wanted`, bool [count]; where it is unknown it is neither.
 
     Negations are pushed down to the conditions on single attributes (De Morgan's laws hold with three values, too),
@@ -293,11 +361,25 @@ def select(expression: Expression, cells: Callable[[str], Cells | None], count: 
         return nulls if wanted else ~nulls
     if column is None:
         return np.zeros(count, np.bool_)
-    rows = _matches(column.values, expression)
+    if isinstance(column, ListCells):
+        assert isinstance(expression, Contains)
+        rows = _containing(column, expression)
+    else:
+        assert not isinstance(expression, Contains)
+        rows = _matches(column.values, expression)
     if not wanted:
         np.logical_not(rows, out=rows)
     if column.nulls is not None:
         rows &= ~column.nulls
+    return rows
+
+
+def _containing(lists: ListCells, leaf: Contains) -> Flags:
+    """Return which lists hold one of the values of a condition."""
+    rows = np.zeros(len(lists.starts) - 1, np.bool_)
+    for first, values in lists.items() if leaf.values else ():
+        found = first + np.flatnonzero(_matches(values, Membership(leaf.name, leaf.values)))
+        rows[np.searchsorted(lists.starts, found, side="right") - 1] = True
     return rows
 
 

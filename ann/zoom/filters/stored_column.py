@@ -2,10 +2,10 @@
 
 int64: i64 [n], then, where any row is null, u64 [ceil(n / 64)] with a bit for each that is. datetime: as int64,
 microseconds since 1970 in UTC. float64: f64 [n], NaN where null. bool: i8 [n], -1 where null. str: i32 [n], the word's
-rank in a vocabulary of the column's own, -1 where null.
+rank in a vocabulary of the column's own, -1 where null. Lists: `memhier.ann.zoom.filters.stored_lists`.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -13,17 +13,17 @@ import numpy as np
 import numpy.typing as npt
 
 from memhier.ann.zoom.filters.bitmaps import Words, pack, unpack, word_count
-from memhier.ann.zoom.filters.columns import DTYPES, Column
-from memhier.ann.zoom.filters.conditions import AttributeType, Cells
+from memhier.ann.zoom.filters.columns import DTYPES, AnyColumn, Column
+from memhier.ann.zoom.filters.conditions import AttributeType, Cells, ItemType, is_list
 from memhier.ann.zoom.filters.vocabulary import Vocabulary, write_vocabulary
 from memhier.ann.zoom.pauses import pause
 from memhier.errors import CorruptionError
 from memhier.fields import stored_segment
-from memhier.io.read_arguments import Tallies, empty_rows
+from memhier.io.ranges import Ranges, Reading
 from memhier.io.reader import Reader
 from memhier.store.store import Staging, Store, Transaction
 
-__all__ = ["Blocks", "NullColumn", "StoredColumn", "converted", "must_convert", "write_column"]
+__all__ = ["StoredColumn", "converted", "joined_bits", "must_convert", "write_column"]
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 _WITH_BITS = ("int64", "datetime")  # that say which rows are null
@@ -35,8 +35,8 @@ _IS_NULL: dict[str, Callable[[npt.NDArray[Any]], npt.NDArray[np.bool_]]] = {
 class StoredColumn:
     """A column in a segment: the values in order; after int64, bits that say which are null, where any is."""
 
-    def __init__(self, store: Store, name: str, kind: AttributeType, count: int, reader: Reader) -> None:
-        self.type: AttributeType | None = kind
+    def __init__(self, store: Store, name: str, kind: ItemType, count: int, reader: Reader) -> None:
+        self.type: ItemType | None = kind
         self._is_null = _IS_NULL.get(kind)
         self._count = count
         self._reader = reader
@@ -55,20 +55,53 @@ class StoredColumn:
     def __len__(self) -> int:
         return self._count
 
+    @property
+    def word_count(self) -> int:
+        """Distinct words of a text column."""
+        return 0 if self._vocabulary is None else len(self._vocabulary)
+
     def words(self) -> Iterator[bytes]:
         """Yield the words of a text column in the order of their codes."""
         assert self._vocabulary is not None
         return self._vocabulary.stream()
 
-    def read(self, rows: Ints, tally: Tallies | None = None) -> Cells:
-        """Return the cells of `rows`, in any order; `tally` as in a read."""
-        raw = self._reader.read(self._handle, rows * self.width, self.width, tally=tally)
-        values = raw.view(self._dtype)[:, 0]
-        nulls = None if self._is_null is None else self._is_null(values)
+    def read(self, rows: Ints) -> Cells:
+        """Return the cells of `rows`, in any order."""
+        values = self._reader.read(self._handle, rows * self.width, self.width).view(self._dtype)[:, 0]
+        bits = None
         if self._bits_at is not None:
-            bits = self._reader.read(self._handle, self._bits_at + rows // 8, 1, tally=tally)[:, 0]
-            nulls = (bits >> (rows % 8).astype(np.uint8) & 1).view(np.bool_)
-        return Cells(values, nulls)
+            bits = self._reader.read(self._handle, self._bits_at + rows // 8, 1)[:, 0]
+        return self._cells(rows, values, bits)
+
+    def take(self, rows: Ints, counts: Ints | None = None) -> Reading[npt.NDArray[Any]]:
+        """Read the values of `rows`, in any order, or with `counts` of as many rows from each of them on.
+
+        They are as :meth:`memhier.ann.zoom.filters.attributes.Attributes.take` has them.
+        """
+        lengths = np.ones_like(rows) if counts is None else counts
+        asked = [Ranges(self._handle, rows * self.width, lengths * self.width)]
+        if self._bits_at is not None:
+            assert counts is None  # which is for the items of lists: none of them is null
+            asked.append(Ranges.of(self._handle, self._bits_at + rows // 8, 1))
+        raw = yield asked
+        values, nulls = self._cells(rows, raw[0].view(self._dtype), raw[1] if len(raw) > 1 else None)
+        nulls = np.zeros(len(values), np.bool_) if nulls is None else nulls
+        if self.type == "float64":
+            return np.where(nulls, np.nan, values)
+        if self.type == "datetime":
+            return np.where(nulls, np.datetime64("NaT", "us"), values.astype(np.int64).view("M8[us]"))
+        if self._vocabulary is None:
+            return np.ma.MaskedArray(values.astype(np.bool_ if self.type == "bool" else np.int64), nulls)
+        ranks, inverse = np.unique(values[~nulls], return_inverse=True)
+        if len(ranks) and not 0 <= ranks[0] <= ranks[-1] < len(self._vocabulary):
+            raise CorruptionError(f"{self._path}: a rank beyond the {len(self._vocabulary)} words of the column")
+        words = yield from self._vocabulary.words(ranks.astype(np.int64))
+        texts = np.full(len(values), None, object)
+        try:
+            texts[~nulls] = np.array([word.decode() for word in words], object)[inverse]
+        except UnicodeDecodeError as error:
+            raise CorruptionError(f"{self._path}: a word of the column is no UTF-8: {error}") from error
+        return texts
 
     def block(self, start: int, count: int, buffer: npt.NDArray[np.uint8]) -> Cells:
         """Return the values of neighbouring rows in `buffer`; `start` is a multiple of 64."""
@@ -88,16 +121,6 @@ class StoredColumn:
         ranks, present = self._vocabulary.find([text.encode(errors="surrogatepass") for text in texts])
         return dict(zip(texts, zip(ranks.tolist(), present.tolist(), strict=True), strict=True))
 
-    def texts(self, ranks: Ints, tally: Tallies | None = None) -> list[str]:
-        """Return the words of ranks; `tally` as in a read."""
-        assert self._vocabulary is not None
-        if len(ranks) and not 0 <= ranks.min() <= ranks.max() < len(self._vocabulary):
-            raise CorruptionError(f"{self._path}: a rank beyond the {len(self._vocabulary)} words of the column")
-        try:
-            return [word.decode() for word in self._vocabulary.words(ranks.astype(np.int64), tally)]
-        except UnicodeDecodeError as error:
-            raise CorruptionError(f"{self._path}: a word of the column is no UTF-8: {error}") from error
-
     def close(self) -> None:
         """Detach from the reader."""
         handle, self._handle = self._handle, -1  # which may be another file's from now on
@@ -105,80 +128,66 @@ class StoredColumn:
         if self._vocabulary is not None:
             self._vocabulary.close()
 
-
-class Blocks:
-    """Reads columns, by attribute, in blocks of at most `rows`: that of a column when it is first asked for."""
-
-    def __init__(self, columns: Mapping[str, StoredColumn], rows: int) -> None:
-        self._columns = columns
-        self._buffers = {name: empty_rows(1, rows * column.width)[0] for name, column in columns.items()}
-        self._start, self._read = -1, dict[str, Cells]()
-
-    def cells(self, start: int, count: int, name: str) -> Cells | None:
-        """Return the cells of neighbouring rows, which stay until another block is asked for; None for no column."""
-        if start != self._start:
-            self._start, self._read = start, {}
-        if name in self._columns and name not in self._read:
-            self._read[name] = self._columns[name].block(start, count, self._buffers[name])
-        return self._read.get(name)
-
-
-class NullColumn:
-    """A column that a part does not have."""
-
-    type: AttributeType | None = None
-
-    def __init__(self, count: int) -> None:
-        self._count = count
-
-    def __len__(self) -> int:
-        return self._count
-
-    def words(self) -> Iterator[bytes]:
-        """Yield the words of a text column in the order of their codes."""
-        return iter(())
-
-    def read(self, rows: Ints) -> Cells:
-        """Return the cells of `rows`."""
-        return Cells(np.zeros(len(rows), np.int64), np.ones(len(rows), np.bool_))
+    def _cells(self, rows: Ints, values: npt.NDArray[Any], bits: npt.NDArray[np.uint8] | None) -> Cells:
+        """Return values, and which are null; `bits` are the bytes of the bitmap that tell of `rows`."""
+        if bits is not None:
+            return Cells(values, (bits >> (rows % 8).astype(np.uint8) & 1).view(np.bool_))
+        return Cells(values, None if self._is_null is None else self._is_null(values))
 
 
 def write_column(
     tx: Transaction | Staging,
-    prefix: str,
+    segment_name: str,
     name: str,
-    kind: AttributeType,
+    kind: ItemType,
     column: Column,
-    order: npt.NDArray[Any],
-    step: int,
+    blocks: Iterable[Ints],
 ) -> None:
-    """Write rows of a column in an order, `step` of them at a time, a multiple of 64."""
+    """Write rows of a column into a segment, block by block.
+
+    Parameters
+    ----------
+    name
+        Of the attribute, for errors.
+    blocks
+        int64 ``[m]`` each: rows; m is a multiple of 64, but for the last one and where no row is null.
+    """
     if kind == "str":
-        write_vocabulary(tx, f"{prefix}{name}-words", column.words())
-    segment = tx.segment(prefix + name)
-    bits: list[Words] = []
-    for start in range(0, len(order), step):
+        write_vocabulary(tx, f"{segment_name}-words", column.words())
+    segment, count = tx.segment(segment_name), 0
+    bits: list[tuple[int, Words]] = []
+    for rows in blocks:
         pause()
-        rows = order[start : start + step].astype(np.int64)
         values, nulls = converted(name, column.read(rows), kind, rows)
         if nulls is not None:
             values[nulls] = {"int64": 0, "datetime": 0, "float64": np.nan, "bool": -1, "str": -1}[kind]
         segment.append(np.ascontiguousarray(values, np.dtype(DTYPES[kind]).newbyteorder("<")))
-        bits.append(pack(np.zeros(len(rows), np.bool_) if nulls is None else nulls))
-    if kind in _WITH_BITS and any(words.any() for words in bits):
-        segment.append(np.concatenate(bits).astype("<u8"))
+        if kind in _WITH_BITS and nulls is not None and nulls.any():
+            bits.append((count // 64, pack(nulls)))
+        count += len(rows)
+    if bits:
+        segment.append(joined_bits(bits, count))
 
 
-def must_convert(name: str, column: Column, kind: AttributeType) -> bool:
+def joined_bits(bits: Iterable[tuple[int, Words]], count: int) -> Words:
+    """Return the bitmap of `count` rows as stored, from runs of words with the number of their first."""
+    words = np.zeros(word_count(count), "<u8")
+    for first, run in bits:
+        words[first : first + len(run)] = run
+    return words
+
+
+def must_convert(name: str, column: AnyColumn, kind: AttributeType) -> bool:
     """Return whether values are numbers of the other type; refuse values of any other kind."""
-    if column.type in (None, kind):
+    came = column.type
+    if came in (None, kind) or (came == "list[]" and is_list(kind)):
         return False
-    if {column.type, kind} != {"int64", "float64"}:
-        raise TypeError(f"attribute {name!r} is {kind}, but {column.type} came: expected {kind}")
+    if {came, kind} not in ({"int64", "float64"}, {"list[int64]", "list[float64]"}):
+        raise TypeError(f"attribute {name!r} is {kind}, but {came} came: expected {kind}")
     return True
 
 
-def converted(name: str, cells: Cells, kind: AttributeType, rows: Ints) -> Cells:
+def converted(name: str, cells: Cells, kind: ItemType, rows: Ints) -> Cells:
     """Return numbers in the attribute's type; refuse those that it cannot hold exactly."""
     values, nulls = cells
     if kind not in ("int64", "float64") or values.dtype == DTYPES[kind]:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from memhier.errors import CorruptionError
 from memhier.fields import stored_segment
-from memhier.io.read_arguments import Tallies
+from memhier.io.ranges import CountedReads, Ranges, Reading, read_together
 from memhier.io.reader import Reader
 from memhier.store.store import Staging, Store, Transaction
 
@@ -93,46 +93,39 @@ class Vocabulary:
                         high[index] = rank
                         present[index] |= word == words[index]
 
-    def words(self, ranks: Ints, tally: Tallies | None = None) -> list[bytes]:
-        """Return words by rank; `tally` as in a read."""
-        bounds = self._bounds(ranks, tally)
+    def words(self, ranks: Ints) -> Reading[list[bytes]]:
+        """Read words by rank."""
+        (raw,) = yield [Ranges.of(self._handle, self._starts_at + 8 * ranks, 16)]
+        bounds = self._checked(raw.view("<i8").reshape(-1, 2))
         lengths = bounds[:, 1] - bounds[:, 0]
-        found: list[bytes] = [b""] * len(ranks)
-        order = np.argsort(lengths, kind="stable")
-        start = 0
-        while start < len(order):
-            # Words of like length are read together; the longest of a batch decides the length of each read.
-            sizes = lengths[order[start:]] * np.arange(1, len(order) - start + 1)
-            stop = start + max(1, int(np.searchsorted(sizes, _BATCH_BYTES)))
-            batch = order[start:stop]
-            for index, word in zip(batch, self._read(bounds[batch], int(lengths[batch].max()), tally), strict=True):
-                found[index] = word
-            start = stop
-        return found
+        (words,) = yield [Ranges(self._handle, bounds[:, 0], lengths)]
+        held, ends = words.tobytes(), np.cumsum(lengths)
+        return [held[low:high] for low, high in zip((ends - lengths).tolist(), ends.tolist(), strict=True)]
 
     def stream(self) -> Iterator[bytes]:
         """Yield all words in order."""
         for start in range(0, self._count, _STREAM_WORDS):
-            yield from self.words(np.arange(start, min(start + _STREAM_WORDS, self._count)))
+            ranks = np.arange(start, min(start + _STREAM_WORDS, self._count))
+            yield from read_together(CountedReads(self._reader), {0: self.words(ranks)})[0]
 
     def close(self) -> None:
         """Detach from the reader."""
         handle, self._handle = self._handle, -1  # which may be another file's from now on
         self._reader.remove(handle)
 
-    def _bounds(self, ranks: Ints, tally: Tallies | None = None) -> npt.NDArray[Any]:
+    def _bounds(self, ranks: Ints) -> npt.NDArray[Any]:
         """Return where words begin and end, int64 [n, 2]."""
-        bounds = self._reader.read(self._handle, self._starts_at + 8 * ranks, 16, tally=tally).view("<i8")
+        return self._checked(self._reader.read(self._handle, self._starts_at + 8 * ranks, 16).view("<i8"))
+
+    def _checked(self, bounds: npt.NDArray[Any]) -> npt.NDArray[Any]:
         if ((bounds[:, 0] < 0) | (bounds[:, 0] > bounds[:, 1]) | (bounds[:, 1] > self._starts_at)).any():
             raise CorruptionError(f"{self._path}: a word lies outside of the vocabulary")
         return bounds
 
-    def _read(self, bounds: npt.NDArray[Any], length: int, tally: Tallies | None = None) -> list[bytes]:
+    def _read(self, bounds: npt.NDArray[Any], length: int) -> list[bytes]:
         """Return words, cut after `length` bytes."""
         length = min(length, self._file_bytes)
-        if length == 0:
-            return [b""] * len(bounds)
         # The last words are shorter than a read: it begins earlier for them.
         offsets = np.minimum(bounds[:, 0], self._file_bytes - length)
-        raw = self._reader.read(self._handle, np.ascontiguousarray(offsets), length, tally=tally)
+        raw = self._reader.read(self._handle, np.ascontiguousarray(offsets), length)
         return [row[low:high].tobytes() for row, (low, high) in zip(raw, bounds - offsets[:, None], strict=True)]

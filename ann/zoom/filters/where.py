@@ -6,15 +6,16 @@
     conjunction = negation { "and" negation }
     negation    = "not" negation | "(" condition ")" | test
     test        = name [ operator value | [ "not" ] "in" "(" value { "," value } ")"
-                       | [ "not" ] "between" value "and" value | "is" [ "not" ] "null" ]
+                       | [ "not" ] "between" value "and" value | "is" [ "not" ] "null"
+                       | [ "not" ] "contains" ( value | ( "any" | "all" ) "(" value { "," value } ")" ) ]
                 | value operator name
     operator    = "<" | "<=" | ">" | ">=" | "==" | "=" | "!="
     value       = [ "+" | "-" ] number | text | "true" | "false"
 
 Text stands in single or double quotes; a quote inside is doubled. A name alone asks whether a bool is true.
-A datetime is compared with text in ISO 8601 (``day >= '2024-01-31'``), in UTC where that names no time zone.
-Keywords may be written in capitals. A null compares to unknown, not unknown is unknown, and only true rows are
-selected.
+``contains`` asks for items of a list: one value, any of several, or all of them. A datetime is compared with text in
+ISO 8601 (``day >= '2024-01-31'``), in UTC where that names no time zone. Keywords may be written in capitals. A null
+compares to unknown, not unknown is unknown, and only true rows are selected.
 """
 
 import math
@@ -27,14 +28,16 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from memhier.ann.zoom.filters.columns import ArrayColumn
+from memhier.ann.zoom.filters.columns import Column, ListColumn
 from memhier.ann.zoom.filters.conditions import (
     KEYWORDS,
     And,
     Cells,
     Comparison,
+    Contains,
     Expression,
     IsNull,
+    ListCells,
     Membership,
     Not,
     Operator,
@@ -45,8 +48,10 @@ from memhier.ann.zoom.filters.conditions import (
     on_columns,
     select,
 )
+from memhier.ann.zoom.filters.given import array_column
+from memhier.ann.zoom.filters.lists import whole_lists
 
-__all__ = ["And", "Comparison", "Expression", "IsNull", "Membership", "Not", "Or", "evaluate", "parse"]
+__all__ = ["And", "Comparison", "Contains", "Expression", "IsNull", "Membership", "Not", "Or", "evaluate", "parse"]
 
 LENGTH_MAX = 256 * 1024
 DEPTH_MAX = 64
@@ -144,20 +149,25 @@ def evaluate(expression: Expression, columns: Mapping[str, npt.NDArray[Any]]) ->
     for name in expression.names:
         check_name(name, columns)
     count = len(columns[expression.names[0]])
-    used = {name: ArrayColumn(name, columns[name], count) for name in expression.names}
+    used = {name: array_column(name, columns[name], count) for name in expression.names}
     types = {name: column.type for name, column in used.items()}
     check_types(expression, types)
-    find = {name: partial(_ranks, used[name].sorted_words) for name, kind in types.items() if kind == "str"}
+    texts = {name: column.items if isinstance(column, ListColumn) else column for name, column in used.items()}
+    find = {name: partial(_ranks, column) for name, column in texts.items() if column.type == "str"}
     everything = np.arange(count)
 
-    def cells(name: str) -> Cells | None:
-        return None if used[name].type is None else used[name].read(everything)
+    def cells(name: str) -> Cells | ListCells | None:
+        column = used[name]
+        if column.type is None:
+            return None
+        return whole_lists(column) if isinstance(column, ListColumn) else column.read(everything)
 
     return select(on_columns(expression, types, find), cells, count)
 
 
-def _ranks(words: list[str], texts: list[str]) -> dict[str, tuple[int, bool]]:
-    """Return how many words stand before each text, and whether it is one of them."""
+def _ranks(column: Column, texts: list[str]) -> dict[str, tuple[int, bool]]:
+    """Return how many words of a column stand before each text, and whether it is one of them."""
+    words = [word.decode() for word in column.words()]
     places = {text: bisect_left(words, text) for text in texts}
     return {text: (at, words[at : at + 1] == [text]) for text, at in places.items()}
 
@@ -216,26 +226,36 @@ class _Parser:
             self._expect("null", "'null'" if negated else "'null' or 'not null'")
             return Not(IsNull(name)) if negated else IsNull(name)
         negated = self._take("not")
-        test = self._in_or_between(name)
+        test = self._of_several(name)
         if test is None and negated:
-            self.refuse("'in' or 'between'")
+            self.refuse("'in', 'between' or 'contains'")
         if test is None:
             return Comparison(name, "==", True)
         return Not(test) if negated else test
 
-    def _in_or_between(self, name: str) -> Expression | None:
+    def _of_several(self, name: str) -> Expression | None:
         if self._take("in"):
-            self._expect("(", "'('")
-            values = [self._value(_VALUE)]
-            while self._take(","):
-                values.append(self._value(_VALUE))
-            self._expect(")", "',' or ')'")
-            return Membership(name, tuple(values))
+            return Membership(name, self._values())
+        if self._take_word("contains"):
+            if self._take_word("any"):
+                return Contains(name, self._values())
+            if not self._take_word("all"):
+                return Contains(name, (self._value(f"{_VALUE}, 'any' or 'all'"),))
+            each = [Contains(name, (value,)) for value in self._values()]
+            return each[0] if len(each) == 1 else And(tuple(each))
         if self._take("between"):
             low = self._value(_VALUE)
             self._expect("and", "'and'")
             return And((Comparison(name, ">=", low), Comparison(name, "<=", self._value(_VALUE))))
         return None
+
+    def _values(self) -> tuple[Value, ...]:
+        self._expect("(", "'('")
+        values = [self._value(_VALUE)]
+        while self._take(","):
+            values.append(self._value(_VALUE))
+        self._expect(")", "',' or ')'")
+        return tuple(values)
 
     def _name(self) -> str:
         name = self.token.text
@@ -284,6 +304,13 @@ class _Parser:
 
     def _take(self, kind: str) -> bool:
         found = self.token.kind == kind
+        if found:
+            self._advance()
+        return found
+
+    def _take_word(self, word: str) -> bool:
+        """Take a word that attributes may have as their name, too: here no name can stand."""
+        found = self.token.kind == "name" and self.token.text.lower() == word
         if found:
             self._advance()
         return found

@@ -23,11 +23,14 @@ _HEADER = struct.Struct("<HBI")  # number of the name, kind, bytes of the conten
 _BYTES, _TEXT, _JSON = 0, 1, 2
 _BYTES_MOST = 2**32 - 1
 _DEPTH_MOST = 100
-_MISSING_TYPES = frozenset({"NoneType", "NAType", "NaTType"})  # of libraries that are not imported here
+# Of libraries that are not imported here.
+_MISSING_TYPES = frozenset({"NoneType", "NAType", "NaTType", "MaskedConstant"})
 
 
 def is_missing(value: object) -> bool:
-    """Whether a value is None, or the mark of pandas for a missing value."""
+    """Whether a value stands for none: None, NaN, NaT and pandas.NA."""
+    if isinstance(value, float | np.floating):
+        return bool(value != value)
     return type(value).__name__ in _MISSING_TYPES
 
 

@@ -8,6 +8,7 @@ row of each page, so one read finds a record of less than a page.
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from io import BytesIO
 from typing import NamedTuple, Self, TypeAlias
 
 import numpy as np
@@ -17,7 +18,7 @@ from memhier.ann.zoom.pauses import pause
 from memhier.errors import CorruptionError
 from memhier.fields import stored_array, stored_segment
 from memhier.io.page_file import PAGE_BYTES
-from memhier.io.read_arguments import Tallies
+from memhier.io.ranges import CountedReads
 from memhier.io.reader import Reader
 from memhier.store.contents import SegmentInfo
 from memhier.store.segments import SegmentWriter
@@ -179,20 +180,22 @@ class StoredRecords:
         # Of the same type, or NumPy would copy all first rows.
         return np.searchsorted(self._first, rows.astype(self._first.dtype), side="right").astype(np.int64) - 1
 
-    def heads(self, rows: Ints, work_bytes: int, tally: Tallies | None = None) -> Iterator[list[tuple[int, _Head]]]:
+    def heads(
+        self, rows: Ints, work_bytes: int, reads: CountedReads | None = None
+    ) -> Iterator[list[tuple[int, _Head]]]:
         """Yield the beginnings of records, those of one submission at a time, with their numbers; see :meth:`read`."""
         page_of = self.pages_of(rows)
         order = np.argsort(page_of, kind="stable")
         pages, starts = np.unique(page_of[order], return_index=True)
         edges = np.append(starts, len(rows)).tolist()
-        for low, read in self._pages(pages, work_bytes, tally):
+        for low, read in self._pages(pages, work_bytes, reads):
             yield [
                 (place, self._head(page, int(rows[place]), int(pages[number])))
                 for number, page in enumerate(read, low)
                 for place in order[edges[number] : edges[number + 1]].tolist()
             ]
 
-    def read(self, rows: Ints, work_bytes: int, tally: Tallies | None = None) -> Iterator[tuple[int, bytes]]:
+    def read(self, rows: Ints, work_bytes: int, reads: CountedReads | None = None) -> Iterator[tuple[int, bytes]]:
         """Yield the records of different rows with their number among `rows`, in any order.
 
         One submission reads the pages where they begin, and another those where they go on.
@@ -201,50 +204,52 @@ class StoredRecords:
         ----------
         work_bytes
             Bytes read in one submission.
-        tally
-            `memhier.io.read_arguments.READ_TALLY` ``[1]``, to which the I/Os, pages and bytes read are added.
+        reads
+            Counts the work.
 
         Raises
         ------
         CorruptionError
             When a page differs from the page written.
         """
-        for heads in self.heads(rows, work_bytes, tally):
+        for heads in self.heads(rows, work_bytes, reads):
             for place, head in heads:
                 if not head.rest:
                     yield place, head.bytes
             longer = [(place, head) for place, head in heads if head.rest]
-            records = self.whole([head for _, head in longer], work_bytes, tally)
+            records = self.whole([head for _, head in longer], work_bytes, reads)
             yield from zip([place for place, _ in longer], records, strict=True)
 
-    def whole(self, heads: Sequence[_Head], work_bytes: int, tally: Tallies | None = None) -> Iterator[bytes]:
+    def whole(self, heads: Sequence[_Head], work_bytes: int, reads: CountedReads | None = None) -> Iterator[bytes]:
         """Yield the records that begin with some heads, all of which go on; see :meth:`read`."""
         ranges = [np.arange(head.following, head.following + -(-head.rest // _ROOM)) for head in heads]
         every = np.concatenate([np.empty(0, np.int64), *ranges])
         if len(every) and int(every.max()) >= len(self._first) - 1:
             raise self._damage()
-        number, pieces, rest = 0, [b""], 0
-        for _, read in self._pages(every, work_bytes, tally):
+        number, record, rest = 0, BytesIO(), 0
+        for _, read in self._pages(every, work_bytes, reads):
             for page in read:
                 if not rest:
-                    pieces, rest = [heads[number].bytes], heads[number].rest
+                    record, rest = BytesIO(), heads[number].rest
+                    record.write(heads[number].bytes)
                 at = _HEAD_BYTES + _SLOT_BYTES * int(page[4:6].view("<u2")[0])
-                pieces.append(page[at : at + rest].tobytes())
-                if not pieces[-1]:
+                more = record.write(page[at : at + rest].data)
+                if not more:
                     raise self._damage()
-                rest -= len(pieces[-1])
+                rest -= more
                 if not rest:
-                    yield b"".join(pieces)
+                    whole, record = record.getvalue(), BytesIO()  # not held twice
+                    yield whole
                     number += 1
         if number != len(heads):
             raise self._damage()
 
-    def _pages(self, pages: Ints, work_bytes: int, tally: Tallies | None) -> Iterator[tuple[int, Bytes]]:
+    def _pages(self, pages: Ints, work_bytes: int, reads: CountedReads | None) -> Iterator[tuple[int, Bytes]]:
         """Yield pages, those of one submission at a time, with the number of the first."""
-        step = max(1, work_bytes // PAGE_BYTES)
+        step, reads = max(1, work_bytes // PAGE_BYTES), reads or CountedReads(self._reader)
         for low in range(0, len(pages), step):
             some = pages[low : low + step]
-            yield low, self._reader.read(self.file, some * PAGE_BYTES, PAGE_BYTES, tally=tally)
+            yield low, reads.read(self.file, some * PAGE_BYTES, PAGE_BYTES)
 
     def _head(self, page: Bytes, row: int, number: int) -> _Head:
         count, slot = int(page[4:6].view("<u2")[0]), row - int(self._first[number])

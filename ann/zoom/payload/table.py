@@ -128,7 +128,15 @@ def _shown(fields: Fields, taken: tuple[str, ...]) -> list[str]:
 def _python(column: npt.NDArray[Any]) -> list[Any]:
     """Return a column as Python values, None where null."""
     values: list[Any] = column.tolist()  # masked entries and NaT become None
-    return [None if value != value else value for value in values] if column.dtype.kind == "f" else values
+    if column.dtype.kind == "f":
+        return [None if value != value else value for value in values]
+    return [_moments(value) for value in values] if column.dtype == object else values
+
+
+def _moments(value: Any) -> Any:
+    """Return a value with datetimes as Python's where it is a list of them."""
+    listed = isinstance(value, list) and bool(value) and isinstance(value[0], np.datetime64)
+    return [each.item() for each in value] if listed else value
 
 
 def _arrow(arrow: Any, name: str, column: npt.NDArray[Any]) -> Any:

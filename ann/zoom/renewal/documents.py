@@ -1,13 +1,14 @@
 """The documents of the vectors that one call adds or updates, as records made block by block, as often as needed."""
 
-from collections.abc import Iterator
+from array import array
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from memhier.ann.zoom.payload.given import GivenDocuments, check_names
-from memhier.ann.zoom.payload.record import pack, unpack
+from memhier.ann.zoom.payload.record import Document, pack, unpack
 from memhier.ann.zoom.payload.staged import check_record
 from memhier.ann.zoom.payload.stored import in_order
 from memhier.ann.zoom.preview.code_scan import split_positions
@@ -41,6 +42,8 @@ class ChangedDocuments:
     ----------
     names
         Of all documents of the index after the call.
+    sizes
+        int64 ``[n]``: bytes of the record of each vector.
     record_bytes
         Bytes of all records.
 
@@ -65,10 +68,12 @@ class ChangedDocuments:
                 raise TypeError("documents: an iterator is for build(); expected lists, arrays or a table")
             self._given.check_length(count)
         self.names: tuple[str, ...] = state.documents
-        self.record_bytes: int = 0
-        for row, record in enumerate(self._records()):
+        sizes = array("q")
+        for row, record in enumerate(self.records()):
             check_record(len(record), most, row)
-            self.record_bytes += len(record)
+            sizes.append(len(record))
+        self.sizes: Ints = np.array(sizes, np.int64) if sizes else np.zeros(count, np.int64)
+        self.record_bytes: int = int(self.sizes.sum())
 
     def __bool__(self) -> bool:
         """Whether any vector has documents."""
@@ -78,20 +83,13 @@ class ChangedDocuments:
         """Refuse names that are those of attributes."""
         check_names(self.names, (), attributes)
 
-    def runs(self, each: int, most: int) -> Iterator[list[bytes]]:
-        """Yield the records of runs of vectors that take `most` bytes together, with `each` beside their records."""
-        run: list[bytes] = []
-        taken = 0
-        for record in self._records():
-            if run and taken + each + len(record) > most:
-                yield run
-                run, taken = [], 0
-            run.append(record)
-            taken += each + len(record)
-        if run:
-            yield run
+    @property
+    def work_bytes(self) -> int:
+        """DRAM for the records on their way: one, its copy, and with an update some before it with their pages."""
+        return 2 * int(self.sizes.max(initial=0)) + (0 if self._places is None else self._most // 2)
 
-    def _records(self) -> Iterator[bytes]:
+    def records(self) -> Iterator[bytes]:
+        """Yield the record of each vector, made when it is asked for; none where no documents are stored or given."""
         if self._given is None and self._places is None:
             return
         start = 0
@@ -118,18 +116,31 @@ class ChangedDocuments:
             yield block
             start += len(block)
 
-    def _changed(self, given: GivenDocuments, start: int, records: list[bytes]) -> list[bytes]:
-        """Return records with the documents given in their place."""
-        rows = given.block(start, start + len(records))
-        self.names = check_names(self.names, given.names, ())
-        numbers = {name: number for number, name in enumerate(self.names)}
-        changed = []
-        for row, (record, values) in enumerate(zip(records, rows, strict=True), start):
-            documents = unpack(record, "documents")
-            for number, document in given.encoded(values, numbers, row).items():
-                if document is None:
-                    documents.pop(number, None)
-                else:
-                    documents[number] = document
-            changed.append(pack(documents))
-        return changed
+    def _changed(self, given: GivenDocuments, start: int, records: list[bytes]) -> Iterator[bytes]:
+        """Yield records with the documents given in their place."""
+        low, step = 0, 1
+        while low < len(records):
+            block = records[low : low + step]
+            rows = given.block(start + low, start + low + len(block))
+            self.names = check_names(self.names, given.names, ())
+            numbers = {name: number for number, name in enumerate(self.names)}
+            taken = 0
+            for row, values in enumerate(rows):
+                made = [_merged(block[row], given.encoded(values, numbers, start + low + row))]
+                taken += len(made[0])
+                block[row] = b""
+                yield made.pop()  # held by nothing here while the vectors before are written
+            low += len(block)
+            # A block holds copies of the values in arrays of other libraries: few of long ones.
+            step = max(1, min(_BLOCK_ROWS, len(block) * (self._most // 4) // max(1, taken)))
+
+
+def _merged(record: bytes, given: Mapping[int, Document | None]) -> bytes:
+    """Return a record with the documents given in their place."""
+    documents = unpack(record, "documents")
+    for number, document in given.items():
+        if document is None:
+            documents.pop(number, None)
+        else:
+            documents[number] = document
+    return pack(documents)

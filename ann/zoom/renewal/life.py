@@ -12,14 +12,15 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from memhier.ann.zoom.construction.begun import begun
-from memhier.ann.zoom.filters.attributes import Schema, as_columns, merged_schema, write_attributes
-from memhier.ann.zoom.filters.columns import as_objects
+from memhier.ann.zoom.filters.attributes import Schema, item_bytes, merged_schema, write_attributes
+from memhier.ann.zoom.filters.given import as_columns, as_objects
 from memhier.ann.zoom.ids.stored_texts import write_texts
 from memhier.ann.zoom.payload.stored import write_records
 from memhier.ann.zoom.preview.clusters import LONGEST
@@ -39,11 +40,11 @@ from memhier.ann.zoom.renewal.merge import (
     write_carried,
 )
 from memhier.ann.zoom.renewal.renewal import Made, Renewed, Task, renew, write_recoded
-from memhier.ann.zoom.renewal.room import check_range, check_room
+from memhier.ann.zoom.renewal.room import AddedBytes, check_range, check_room, check_values
 from memhier.ann.zoom.renewal.spill import write_coded
 from memhier.ann.zoom.source import VectorSource
 from memhier.ann.zoom.storage.catalog import Description, write_preview
-from memhier.ann.zoom.storage.fresh import Fresh, fresh_row_bytes
+from memhier.ann.zoom.storage.fresh import Fresh, fresh_row_bytes, value_bytes
 from memhier.ann.zoom.storage.fullview import RowWriter
 from memhier.ann.zoom.storage.ids import Ids, locate_all, refuse_known
 from memhier.ann.zoom.storage.layout import IndexLayout, fresh_bytes, lists_anew
@@ -254,18 +255,22 @@ class IndexWriter:
             raise ValueError(f"ids has {len(names.numbers)} entries for {len(vectors)} vectors: expected one for each")
         if ids is not None:
             refuse_known(state.parts, state.fresh, names)
-        schema = self.about.schema
+        schema, items = self.about.schema, 0
         columns: dict[str, npt.NDArray[Any]] = {}
         if attributes is not None:
             given = as_columns(attributes, len(vectors))
-            schema, columns = merged_schema(schema, given, len(vectors)), as_objects(given)
+            schema, items = merged_schema(schema, given, len(vectors)), item_bytes(given)
+            columns = as_objects(given, schema)
         documents.check(schema)
         if kept:
             columns |= {name: each.filled(columns.get(name)) for name, each in kept.items()}
         # The first vectors decide on the space of an index that began without any.
         check_range(state.space, vectors, fitted=not self._is_untrained(state))
         each = fresh_row_bytes(state.row_bytes, schema, state.fresh.texts, names.texts, documents=bool(documents.names))
-        state = self._make_room(state, names, schema, each, documents.record_bytes)
+        beyond = value_bytes(columns, len(vectors))
+        check_values(beyond, self._work_bytes)
+        sizes = AddedBytes(each, int(beyond.sum()), documents.record_bytes, documents.work_bytes, items)
+        state = self._make_room(state, names, schema, sizes)
         state = self._count_changes(state, len(vectors))
         if names.texts is None:
             next_id = max(self.about.next_id, int(names.numbers.max(initial=-1)) + 1)
@@ -277,33 +282,20 @@ class IndexWriter:
         self.about = replace(self.about, documents=[*documents.names])
         state = replace(state, documents=documents.names)
         self._dirty = True
-        for part, records in self._runs(len(vectors), each, documents):
+        room, taken = fresh_bytes(self.about.dram), each + beyond + documents.sizes
+        records = documents.records()
+        for part in _runs(taken, room):
+            fresh = state.fresh
+            waiting = len(fresh) * each + fresh.record_bytes + fresh.value_bytes
+            if len(fresh) and waiting + int(taken[part].sum()) > room:
+                state = self._join_pending(self._spill(state))
             ids = names.part(part.start, part.stop)
             values = {name: column[part] for name, column in columns.items()}
-            more = Fresh(vectors[part], ids.numbers, values, ids.texts)
-            if records is not None:
-                more = more.with_records(records)
-            waiting = (len(state.fresh.ids) + len(more.ids)) * each + state.fresh.record_bytes + more.record_bytes
-            if len(state.fresh.ids) and waiting > fresh_bytes(self.about.dram):
-                state = self._spill(state)
-                state = self._join_pending(state)
+            more = Fresh(vectors[part], ids.numbers, values, ids.texts, value_bytes=int(beyond[part].sum()))
+            if documents:
+                more = more.with_records(list(islice(records, len(more))))
             state = replace(state, fresh=state.fresh.joined(more, schema))
         return state, names
-
-    def _runs(
-        self, count: int, each: int, documents: ChangedDocuments
-    ) -> Iterator[tuple[slice, Sequence[bytes] | None]]:
-        """Yield runs of vectors that may wait together, with the records of their documents."""
-        start, room = 0, fresh_bytes(self.about.dram)
-        if documents:
-            for records in documents.runs(each, room):
-                yield slice(start, start + len(records)), records
-                start += len(records)
-            return
-        most = max(1, room // each)
-        while start < count:
-            yield slice(start, min(start + most, count)), None
-            start += most
 
     def _count_changes(self, state: IndexSnapshot, count: int) -> IndexSnapshot:
         calibration = state.calibration.changed(count)
@@ -373,7 +365,7 @@ class IndexWriter:
         elif not renewals.joining and renewals.may_start(changes):
             first = self._first_to_join(state, renewals.claimed(state.parts), None, _JOIN_BYTES + self._work_bytes)
             if first < len(state.parts):
-                planned = merged_bytes(state.parts[first:], state.preview, self._texts(), True)
+                planned = merged_bytes(state.parts[first:], state.preview, True)
                 planned += _JOIN_BYTES + self._work_bytes
                 renewals.start_join(self._task(state, state.parts[first:]), planned)
 
@@ -588,18 +580,16 @@ class IndexWriter:
     def _begin(self) -> Transaction:
         return self._store.begin(self._buffer_bytes)
 
-    def _make_room(self, state: IndexSnapshot, ids: Ids, schema: Schema, each: int, record_bytes: int) -> IndexSnapshot:
-        """Return the snapshot, without its hot pages where more vectors need their DRAM.
-
-        While they wait, they take `each` bytes, and `record_bytes` for the documents of all.
-        """
-        dram, records = self.about.dram, record_bytes + state.fresh.record_bytes
-        waiting = min(fresh_bytes(dram), (len(ids.numbers) + len(state.fresh.ids)) * each + records)
+    def _make_room(self, state: IndexSnapshot, ids: Ids, schema: Schema, added: AddedBytes) -> IndexSnapshot:
+        """Return the snapshot, without its hot pages where more vectors need their DRAM."""
+        dram, fresh = self.about.dram, state.fresh
+        waiting = (len(ids.numbers) + len(fresh.ids)) * added.each + fresh.record_bytes + fresh.value_bytes
+        waiting = min(fresh_bytes(dram), waiting + added.records + added.values)
         filters = self.about.searches if schema else 0
 
         def check(state: IndexSnapshot) -> None:
             held = self._planned(replace(state, schema=schema))
-            check_room(state, held, ids, waiting, filters, dram, record_bytes=record_bytes)
+            check_room(state, held, ids, waiting, filters, dram, added)
 
         if state.hot.memory_bytes:
             try:
@@ -616,11 +606,18 @@ class IndexWriter:
     def _first_to_join(self, state: IndexSnapshot, earliest: int, most: int | None = None, reserved: int = 0) -> int:
         return first_to_join(
             state.parts, state.preview, earliest, lambda: self.about.dram - self._planned(state) - reserved,
-            strings=self._texts(), with_rows=self._moves_rows(state) or reserved > 0, most=most,
+            with_rows=self._moves_rows(state) or reserved > 0, most=most,
         )  # fmt: skip
 
-    def _texts(self) -> int:
-        return list(self.about.schema.values()).count("str")
+
+def _runs(sizes: Ints, most: int) -> Iterator[slice]:
+    """Yield runs of vectors of these sizes that take `most` bytes together, or one that takes more."""
+    ends, start = np.cumsum(sizes), 0
+    while start < len(sizes):
+        before = int(ends[start - 1]) if start else 0
+        stop = max(start + 1, int(np.searchsorted(ends, before + most, side="right")))
+        yield slice(start, stop)
+        start = stop
 
 
 def _in_place(parts: Sequence[IndexPart], made: Made | None) -> list[IndexPart | Made]:

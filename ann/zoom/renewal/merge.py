@@ -44,7 +44,6 @@ __all__ = [
 _CHUNK_BYTES = 16 << 20  # held while vectors are put in order
 _ROW_BYTES = 48  # of a row on its way: list, part and row, id and numbers
 _FEWEST_ROWS = 16
-_WORD_BYTES = 24  # of a word of an attribute that is text
 _RADII_ROWS = 1 << 12
 WRITTEN_BYTES = 64  # of a row of an attribute that is being written
 _JOIN = 2  # a part is joined with those after it once they hold half as many rows
@@ -135,15 +134,13 @@ def merge_parts(
     return Merged(PartArrays(starts, codes, values, ids), rows if with_rows else None)
 
 
-def merged_bytes(parts: Sequence[IndexPart], preview: Preview, strings: int, with_rows: bool) -> int:
-    """Return the DRAM that joining parts takes beside them: the new arrays, and the work on attributes.
-
-    `strings` is the number of attributes that are text: their words are numbered anew.
-    """
-    each = preview.book.code_bytes + 4 + 8 + 4 * with_rows + _WORD_BYTES * strings
+def merged_bytes(parts: Sequence[IndexPart], preview: Preview, with_rows: bool) -> int:
+    """Return the DRAM that joining parts takes beside them: the new arrays, and the work on attributes."""
+    each = preview.book.code_bytes + 4 + 8 + 4 * with_rows
+    columns = sum(part.attributes.joined_bytes for part in parts if part.attributes is not None)
     # Arrays of checksums and of first rows that grow are copied.
     records = 2 * sum(part.records.planned_bytes for part in parts if part.records is not None)
-    return each * sum(part.alive_count for part in parts) + 8 * (preview.lists + 1) + records
+    return each * sum(part.alive_count for part in parts) + 8 * (preview.lists + 1) + records + columns
 
 
 def first_to_join(
@@ -152,7 +149,6 @@ def first_to_join(
     earliest: int,
     room: Callable[[], int],
     *,
-    strings: int,
     with_rows: bool,
     most: int | None = None,
 ) -> int:
@@ -165,7 +161,7 @@ def first_to_join(
     ----------
     room
         Returns the bytes of DRAM.
-    strings, with_rows
+    with_rows
         As in :func:`merged_bytes`.
     most
         Rows to write; None for any number.
@@ -177,7 +173,7 @@ def first_to_join(
             break
         if (rows and len(part) <= _JOIN * rows) or 2 * part.alive_count < len(part):
             free = room() if free is None else free
-            if merged_bytes(parts[number:], preview, strings, with_rows) > free:
+            if merged_bytes(parts[number:], preview, with_rows) > free:
                 break
             first = number
         rows += len(part)

@@ -1,5 +1,6 @@
 """Checks of vectors to add: the DRAM of the budget, and the range of the preview's numbers."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,15 +19,49 @@ from memhier.budget import format_bytes
 from memhier.errors import BudgetError
 from memhier.io.page_file import PAGE_BYTES
 
-__all__ = ["check_range", "check_room"]
+__all__ = ["AddedBytes", "check_range", "check_room", "check_values"]
 
 _NUMBERS_BYTES = 4  # of a code: radius, factor and error
 _BLOCK = 4096
 _ROUNDING = 1 + 1e-6
 
 
+@dataclass(frozen=True, slots=True)
+class AddedBytes:
+    """The bytes of vectors to add.
+
+    Attributes
+    ----------
+    each
+        Of one vector while it waits.
+    values, records
+        Of all: of the values of attributes beyond that, and of documents.
+    work
+        Of documents on their way.
+    items
+        Of the items of lists on SSD.
+    """
+
+    each: int
+    values: int
+    records: int
+    work: int
+    items: int
+
+
+def check_values(beyond: npt.NDArray[np.int64], most: int) -> None:
+    """Refuse attributes of one row that an index with room for `most` bytes could not hold while they wait."""
+    row = int(beyond.argmax()) if len(beyond) else 0
+    if len(beyond) and beyond[row] > most:
+        raise BudgetError(
+            f"the attributes of row {row} take {format_bytes(int(beyond[row]))}: an index holds up to "
+            f"{format_bytes(most)} of one row in DRAM until they are written, a thirty-second of dram= and at most "
+            f"8 MiB; raise dram= at build"
+        )
+
+
 def check_room(
-    state: IndexSnapshot, held: int, ids: Ids, waiting: int, filters: int, dram: int, *, record_bytes: int = 0
+    state: IndexSnapshot, held: int, ids: Ids, waiting: int, filters: int, dram: int, added: AddedBytes
 ) -> None:
     """Refuse vectors that leave no room in the budget once they are written.
 
@@ -44,8 +79,8 @@ def check_room(
         Searches with a filter at a time.
     dram
         The budget.
-    record_bytes
-        Of the documents of the vectors.
+    added
+        Bytes of the vectors' fields.
 
     Raises
     ------
@@ -61,7 +96,10 @@ def check_room(
     needed = held - state.fresh.memory_bytes + 2 * waiting + per_part + count * each
     needed += (2 + filters) * bitmap_bytes(count)
     needed += 4 * ((stored_bytes(count, state.row_bytes) + count * each) // PAGE_BYTES + 1)
-    needed += records_bytes(count, record_bytes + state.fresh.record_bytes)
+    needed += records_bytes(count, added.records + state.fresh.record_bytes)
+    needed += added.work
+    # On SSD the items of lists that wait take no more than they do in DRAM.
+    needed += 4 * ((added.items + state.fresh.value_bytes) // PAGE_BYTES + 1)
     if texts is not None and state.fresh.texts is not None:
         both = (texts, state.fresh.texts)
         letters = sum(len(each.letters) for each in both)

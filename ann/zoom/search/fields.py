@@ -7,20 +7,20 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from memhier.ann.zoom.filters.attributes import null_values
+from memhier.ann.zoom.filters.conditions import is_list
 from memhier.ann.zoom.payload.record import decode, unpack
 from memhier.ann.zoom.preview.code_scan import split_positions
 from memhier.ann.zoom.storage.documents import records_at
 from memhier.ann.zoom.storage.ids import Located, Sightings
 from memhier.ann.zoom.storage.snapshot import IndexSnapshot
-from memhier.io.read_arguments import READ_TALLY
+from memhier.io.ranges import CountedReads, Reading, read_together
+from memhier.io.reader import Reader
 
 __all__ = ["FieldReader", "chosen_fields"]
 
 Columns: TypeAlias = dict[str, npt.NDArray[Any]]
 Ints: TypeAlias = npt.NDArray[np.int64]
-
-_NULLS = {"float64": np.nan, "datetime": np.datetime64("NaT", "us"), "int64": 0, "bool": False, "str": None}
-_DTYPES = {"float64": "f8", "datetime": "M8[us]", "int64": "i8", "bool": "?", "str": "O"}
 
 
 def chosen_fields(state: IndexSnapshot, fields: bool | Sequence[str] | None) -> tuple[str, ...]:
@@ -50,18 +50,20 @@ class FieldReader:
     ----------
     state
         The snapshot.
+    reader
+        Of its files.
     names
         Of the fields.
 
     Attributes
     ----------
-    tally
-        `memhier.io.read_arguments.READ_TALLY` ``[1]``.
+    reads
+        The work done.
     """
 
-    def __init__(self, state: IndexSnapshot, names: Sequence[str]) -> None:
+    def __init__(self, state: IndexSnapshot, reader: Reader, names: Sequence[str]) -> None:
         self._state, self._names = state, names
-        self.tally = np.zeros(1, READ_TALLY)
+        self.reads: CountedReads = CountedReads(reader)
 
     def found(self, ids: Ints, sightings: Sightings) -> Columns:
         """Return the fields of vectors that a search found, each of the shape of `ids`, null where these are -1."""
@@ -81,14 +83,13 @@ class FieldReader:
         columns: Columns = {}
         for name in self._names:
             kind = state.schema.get(name)
-            column = np.full(count, None if kind is None else _NULLS[kind], "O" if kind is None else _DTYPES[kind])
-            columns[name] = np.ma.MaskedArray(column, True) if kind in ("int64", "bool") else column
+            columns[name] = np.full(count, None, object) if kind is None else null_values(kind, count)
         attributes = [name for name in self._names if name in state.schema]
         if attributes:
             self._attributes(places, {name: columns[name] for name in attributes})
         documents = {state.documents.index(name): columns[name] for name in self._names if name in state.documents}
         if documents:
-            for place, record in records_at(state.parts, state.fresh, places, state.scan_bytes, self.tally):
+            for place, record in records_at(state.parts, state.fresh, places, state.scan_bytes, self.reads):
                 for number, document in unpack(record, "the index").items():
                     if number in documents:
                         documents[number][place] = decode(document, "the index")
@@ -96,18 +97,22 @@ class FieldReader:
 
     def _attributes(self, places: Located, columns: Columns) -> None:
         """Fill columns of attributes."""
-        fresh = self._state.fresh
+        fresh, schema = self._state.fresh, self._state.schema
         for place in np.flatnonzero(places.fresh >= 0).tolist():
             for name, column in columns.items():
                 values = fresh.attributes.get(name)
                 if values is not None and (value := values[places.fresh[place]]) is not None:
-                    column[place] = value
+                    column[place] = list(value) if is_list(schema[name]) else value
         numbers, rows = split_positions(places.positions)
+        readings: dict[tuple[int, str], Reading[npt.NDArray[Any]]] = {}
+        here: dict[int, Ints] = {}
         for which, part in enumerate(self._state.parts):
-            here = np.flatnonzero((numbers == which) & (places.positions >= 0))
-            if part.attributes is not None and len(here):
-                for name, values in part.attributes.take(rows[here], list(columns), self.tally).items():
-                    columns[name][here] = values
+            here[which] = np.flatnonzero((numbers == which) & (places.positions >= 0))
+            if part.attributes is not None and len(here[which]):
+                found = part.attributes.readings(rows[here[which]], list(columns))
+                readings |= {(which, name): reading for name, reading in found.items()}
+        for (which, name), column in read_together(self.reads, readings).items():
+            columns[name][here[which]] = column
 
 
 def _repeated(column: npt.NDArray[Any], rows: Ints) -> npt.NDArray[Any]:

@@ -10,10 +10,12 @@ import numpy.typing as npt
 
 from memhier.ann.zoom.payload.table import Hits, HitTable
 
-__all__ = ["RangeResult", "SearchResult", "iterate"]
+__all__ = ["Chosen", "RangeResult", "SearchResult", "iterate"]
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int64]
+Chosen: TypeAlias = Callable[[npt.NDArray[Any]], npt.NDArray[np.bool_]]
+"""Takes the ids found for a query, -1 or None for none; returns those whose fields are to be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +43,12 @@ class SearchResult(Hits):
         filter). ``escalated``: ``"wider"`` or ``"exact"`` where the search did more than was calibrated, as that is not
         known to be enough, otherwise ``"no"``. ``recall``: the recall asked for, or less where limits or codes without
         bounds forbid it (absent with ``nprobe`` and ``candidates``). ``payload_reads``, ``payload_pages`` and
-        ``payload_bytes``: the I/Os for fields, which are none of the others.
+        ``payload_bytes``: the I/Os for fields, which are none of the others; ``payload_rounds``: the submissions that
+        they took, one for the values of all attributes and two for the words of their text.
     fields
         Attributes and documents by name, each of the shape of `ids`; empty where ``fields=`` asked for none. Attributes
-        are float64 with NaN where null, datetime64[us] with NaT, masked arrays of int64 and bool, and text as objects
-        with None. Documents are objects: text, bytes or JSON values, None where there is none.
+        are float64 with NaN where null, datetime64[us] with NaT, masked arrays of int64 and bool, and text and lists as
+        objects with None. Documents are objects: text, bytes or JSON values, None where there is none.
 
     Examples
     --------
@@ -140,22 +143,34 @@ class RangeResult(Hits):
         return HitTable(query, np.arange(len(query)) - self.offsets[query], self.ids, self.distances, self.fields)
 
 
-def iterate(search: Callable[[int], SearchResult], batch: int) -> Iterator[SearchResult]:
-    """Yield the results of ever larger searches, `batch` at a time, each id once."""
+def iterate(search: Callable[[int, Chosen], SearchResult], batch: int) -> Iterator[SearchResult]:
+    """Yield the results of ever larger searches, `batch` at a time, each id once.
+
+    Parameters
+    ----------
+    search
+        Takes a number of neighbours, and a function that chooses those whose fields are read.
+    """
     seen: set[int | str] = set()
     k, last = 2 * batch, False
+    rows = np.empty(0, np.int64)
+
+    def choose(ids: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+        """Return which of the ids found are yielded now: new ones, in whole batches but for the last."""
+        nonlocal last, rows
+        there = _there(ids)
+        new = np.flatnonzero(there & np.array([name not in seen for name in ids.tolist()], np.bool_))
+        last = len(ids) < k or not there.all() or not len(new)
+        rows = new if last else new[: len(new) // batch * batch]
+        return np.isin(np.arange(len(ids)), rows)
+
     while not last:
-        found = search(k)
-        names = found.ids.tolist()
-        there = [name is not None and name != -1 for name in names]
-        new = np.array([real and name not in seen for real, name in zip(there, names, strict=True)], np.bool_)
-        last = len(names) < k or not all(there) or not new.any()
-        ids, distances = found.ids[new], found.distances[new]
-        for start in range(0, len(ids) if last else len(ids) // batch * batch, batch):
-            part = slice(start, start + batch)
-            seen.update(ids[part].tolist())
-            fields = {name: column[new][part] for name, column in found.fields.items()}
-            yield SearchResult(ids[part], distances[part], found.stats, fields)
+        found = search(k, choose)
+        for start in range(0, len(rows), batch):
+            part = rows[start : start + batch]
+            seen.update(found.ids[part].tolist())
+            fields = {name: column[part] for name, column in found.fields.items()}
+            yield SearchResult(found.ids[part], found.distances[part], found.stats, fields)
         k *= 2
 
 

@@ -18,7 +18,7 @@ from memhier.ann.zoom.search.explanation import Explanation
 from memhier.ann.zoom.search.fields import FieldReader, chosen_fields
 from memhier.ann.zoom.search.planning import Plan, plan_search
 from memhier.ann.zoom.search.range_search import WITHIN_TALLY, Within, all_nearest, range_effort, search_range
-from memhier.ann.zoom.search.results import RangeResult, SearchResult
+from memhier.ann.zoom.search.results import Chosen, RangeResult, SearchResult
 from memhier.ann.zoom.search.search import NO_LIMITS, Found, ReadLimits, Search, Selection
 from memhier.ann.zoom.search.trace import Trace
 from memhier.ann.zoom.storage.ids import locate_all, with_repeats
@@ -31,7 +31,7 @@ from memhier.rows.ranking import STOPS
 
 __all__ = ["Searcher", "Turns"]
 
-_NO_PAYLOAD = dict.fromkeys(("payload_reads", "payload_pages", "payload_bytes"), 0)
+_NO_PAYLOAD = dict.fromkeys(("payload_reads", "payload_pages", "payload_bytes", "payload_rounds"), 0)
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -89,19 +89,22 @@ class Searcher:
         self._reader, self._turns = reader, Turns(searches)
         self._warned: set[str] = set()  # reasons why a recall was not kept
 
-    def search(self, queries: Floats, options: SearchOptions) -> SearchResult:
-        """Return the nearest vectors of queries ``[q, d]``; see :meth:`memhier.ann.ZoomIndex.search`."""
+    def search(self, queries: Floats, options: SearchOptions, chosen: Chosen | None = None) -> SearchResult:
+        """Return the nearest vectors of queries ``[q, d]``; see :meth:`memhier.ann.ZoomIndex.search`.
+
+        The fields are those of the vectors `chosen`, and null for others; None chooses all.
+        """
         with self._turns.next():  # a filter's bitmap is made, and held, by no more searches than these
-            return self._search(queries, options)[2]
+            return self._search(queries, options, chosen)[2]
 
     def explain(self, query: Floats, options: SearchOptions) -> Explanation:
         """Return the account of the search of a query ``[d]``; see :meth:`memhier.ann.ZoomIndex.explain`."""
         trace = Trace()
         with self._turns.next():
-            return explain(*self._search(query[None], options, trace), query[None], trace)
+            return explain(*self._search(query[None], options, trace=trace), query[None], trace)
 
     def _search(
-        self, queries: Floats, options: SearchOptions, trace: Trace | None = None
+        self, queries: Floats, options: SearchOptions, chosen: Chosen | None = None, trace: Trace | None = None
     ) -> tuple[Search, Plan, SearchResult]:
         limits, ms = NO_LIMITS, options.deadline_ms
         if timed := ms is not None and ms < np.inf:
@@ -127,10 +130,11 @@ class Searcher:
         if k < options.k:
             more = ((0, 0), (0, options.k - k))
             ids, distances = np.pad(ids, more, constant_values=-1), np.pad(distances, more, constant_values=np.inf)
-        columns, payload = _payload(search, ids, wanted)
         names: npt.NDArray[Any] = ids
         if search.sightings is not None and named:
             names = search.sightings.named(ids, search.tally)
+        with_fields = ids if chosen is None else np.where([chosen(each) for each in names], ids, -1)
+        columns, payload = _payload(search, with_fields, wanted)
         stats = _stats(found, search.tally) | {"calibrated": plan.calibrated, "escalated": plan.escalation}
         stats |= payload
         if options.nprobe is None and options.candidates is None:
@@ -163,7 +167,7 @@ class Searcher:
         with self._turns.next():  # the pages read together take the place of a search's candidates
             state = self.state
             wanted, inverse = with_repeats(ids, state.id_kind)
-            reader = FieldReader(state, chosen_fields(state, fields))
+            reader = FieldReader(state, self._reader, chosen_fields(state, fields))
             return reader.of(locate_all(state.parts, state.fresh, wanted), inverse)
 
     def _kept(self, plan: Plan, options: SearchOptions) -> float:
@@ -235,9 +239,10 @@ def _payload(search: Search, ids: Ints, wanted: Sequence[str]) -> tuple[Columns,
     """Return the fields of vectors found, each of the shape of `ids`, and the reads for them as plain numbers."""
     if not wanted or search.sightings is None:
         return {}, dict(_NO_PAYLOAD)
-    fields = FieldReader(search.snapshot, wanted)
+    fields = FieldReader(search.snapshot, search.reader, wanted)
     columns = fields.found(ids, search.sightings)
-    return columns, {f"payload_{name}": count for name, count in _sums(fields.tally).items()}
+    work = _sums(fields.reads.tally) | {"rounds": fields.reads.rounds}
+    return columns, {f"payload_{name}": count for name, count in work.items()}
 
 
 def _range_result(found: Sequence[Within], search: Search, wanted: Sequence[str], calibrated: bool) -> RangeResult:

@@ -9,6 +9,7 @@ import numpy.typing as npt
 from memhier.ann.zoom.calibration.calibrate import Calibration
 from memhier.ann.zoom.filters.attributes import Schema
 from memhier.ann.zoom.filters.columns import DTYPES
+from memhier.ann.zoom.filters.conditions import LIST_TYPES
 from memhier.ann.zoom.payload.given import NAMES_MOST
 from memhier.ann.zoom.preview.codes import CodeBook
 from memhier.ann.zoom.preview.preview import CODINGS, Coding, Preview
@@ -38,8 +39,8 @@ from memhier.store.store import Staging, Store, Transaction
 __all__ = ["KIND", "VERSION", "Description", "load_preview", "write_preview"]
 
 KIND = "zoom-index"
-VERSION = 7
-_READ = (6,)  # versions read beside it: 6 has no documents
+VERSION = 8
+_READ = (6, 7)  # versions read beside it: 7 has no lists as attributes, 6 no documents either
 
 
 _NAME = text(r"[A-Za-z0-9_-]{1,100}")
@@ -66,7 +67,7 @@ _CHECK = record(
         "dram": integer(1),
         "searches": integer(1, 2**16),
         "seed": integer(0, 2**32),
-        "schema": mapping(one_of(*DTYPES)),
+        "schema": mapping(one_of(*DTYPES, *LIST_TYPES.values())),
         "next_part": integer(),
         "next_id": integer(),
         "trained_on": integer(),

@@ -10,7 +10,7 @@ from memhier.ann.zoom.preview.code_scan import split_positions
 from memhier.ann.zoom.storage.fresh import Fresh
 from memhier.ann.zoom.storage.ids import Located
 from memhier.ann.zoom.storage.part import IndexPart
-from memhier.io.read_arguments import Tallies
+from memhier.io.ranges import CountedReads
 
 __all__ = ["records_at"]
 
@@ -18,7 +18,7 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 
 
 def records_at(
-    parts: Sequence[IndexPart], fresh: Fresh, places: Located, work_bytes: int, tally: Tallies | None = None
+    parts: Sequence[IndexPart], fresh: Fresh, places: Located, work_bytes: int, reads: CountedReads
 ) -> Iterator[tuple[int, bytes]]:
     """Yield the records at different places with their number, in any order; none for a place without documents.
 
@@ -26,8 +26,8 @@ def records_at(
     ----------
     work_bytes
         DRAM for the pages that are read together.
-    tally
-        `memhier.io.read_arguments.READ_TALLY` ``[1]``, to which the I/Os, pages and bytes read are added.
+    reads
+        Does the reads.
     """
     if fresh.records is not None:
         waiting = np.flatnonzero(places.fresh >= 0)
@@ -37,5 +37,5 @@ def records_at(
         here = np.flatnonzero((numbers == which) & (places.positions >= 0))
         if part.records is None or not len(here):
             continue
-        for place, record in part.records.read(rows[here], work_bytes, tally):
+        for place, record in part.records.read(rows[here], work_bytes, reads):
             yield int(here[place]), record

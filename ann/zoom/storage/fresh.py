@@ -1,6 +1,7 @@
 """Vectors just added: they wait in DRAM, searched by brute force, until there are enough to write."""
 
-from collections.abc import Collection, Iterable, Sequence
+import sys
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self, TypeAlias
 
@@ -10,7 +11,7 @@ import numpy.typing as npt
 from memhier.ann.zoom.ids.texts import Texts
 from memhier.io.kernels import distances
 
-__all__ = ["Fresh", "fresh_row_bytes"]
+__all__ = ["Fresh", "fresh_row_bytes", "value_bytes"]
 
 _VALUE_BYTES = 64  # of an attribute, as a Python object
 _RECORD_BYTES = 48  # of a record of documents, beside its own bytes
@@ -30,13 +31,15 @@ class Fresh:
     ids
         int64 ``[n]``.
     attributes
-        Values by name, each object ``[n]``, None for null; empty where the index has none.
+        Values by name, each object ``[n]``, None for null, lists as sequences; empty where the index has none.
     texts
         The strings that `ids` are hashes of; None where the index has integers.
     records
         The record of each vector's documents, bytes as objects ``[n]``; None where no vector has any.
     record_bytes
         Their bytes in all.
+    value_bytes
+        Those of the values of attributes beyond 64 for each; see :func:`value_bytes`.
     """
 
     vectors: npt.NDArray[Any]
@@ -45,6 +48,7 @@ class Fresh:
     texts: Texts | None = None
     records: npt.NDArray[np.object_] | None = None
     record_bytes: int = 0
+    value_bytes: int = 0
 
     @classmethod
     def empty(cls, dimension: int, dtype: np.dtype[Any], texts: bool = False) -> Self:
@@ -56,8 +60,9 @@ class Fresh:
 
     @property
     def memory_bytes(self) -> int:
-        """DRAM held, in bytes; 64 for every attribute's value."""
+        """DRAM held, in bytes."""
         held = self.vectors.nbytes + self.ids.nbytes + _VALUE_BYTES * sum(map(len, self.attributes.values()))
+        held += self.value_bytes
         held += 0 if self.records is None else self.record_bytes + _RECORD_BYTES * len(self)
         return held + (0 if self.texts is None else self.texts.memory_bytes)
 
@@ -71,7 +76,8 @@ class Fresh:
         records = None if self.records is None else self.records[kept]
         attributes = {name: each[kept] for name, each in self.attributes.items()}
         texts = None if self.texts is None else self.texts.take(kept)
-        return Fresh(self.vectors[kept], self.ids[kept], attributes, texts, records, _sum_of(records))
+        beyond = int(value_bytes(attributes, int(kept.sum())).sum())
+        return Fresh(self.vectors[kept], self.ids[kept], attributes, texts, records, _sum_of(records), beyond)
 
     def with_records(self, records: Sequence[bytes]) -> "Fresh":
         """Return the same vectors with the records of their documents."""
@@ -93,7 +99,8 @@ class Fresh:
             both = [np.full(len(each), b"", object) if each.records is None else each.records for each in (self, more)]
             records = np.concatenate(both)
         vectors, ids = np.concatenate([self.vectors, more.vectors]), np.concatenate([self.ids, more.ids])
-        return Fresh(vectors, ids, attributes, texts, records, self.record_bytes + more.record_bytes)
+        sizes = self.record_bytes + more.record_bytes, self.value_bytes + more.value_bytes
+        return Fresh(vectors, ids, attributes, texts, records, *sizes)
 
     def nearest(
         self, queries: Floats, metric: str, k: int, selected: npt.NDArray[np.bool_] | None
@@ -116,10 +123,21 @@ class Fresh:
 def fresh_row_bytes(row_bytes: int, attributes: Collection[str], *texts: Texts | None, documents: bool = False) -> int:
     """Return the DRAM of a vector of `row_bytes` that waits with its id, at most as long as the longest of `texts`.
 
-    With `documents`, the bytes of its record come on top.
+    On top come the bytes of its record, with `documents`, and those of :func:`value_bytes`.
     """
     text_bytes = max([0 if each is None else 8 + each.longest for each in texts])
     return row_bytes + 8 + _VALUE_BYTES * len(attributes) + text_bytes + _RECORD_BYTES * documents
+
+
+def value_bytes(attributes: Mapping[str, npt.NDArray[Any]], count: int) -> Ints:
+    """Return the DRAM of the values of each row beyond 64 bytes for each value, int64 ``[count]``."""
+    beyond = np.zeros(count, np.int64)
+    for values in attributes.values():
+        for row, value in enumerate(values):
+            if isinstance(value, str | list | tuple):
+                items = () if isinstance(value, str) else value
+                beyond[row] += max(0, sys.getsizeof(value) + sum(map(sys.getsizeof, items)) - _VALUE_BYTES)
+    return beyond
 
 
 def _sum_of(records: npt.NDArray[np.object_] | None) -> int:

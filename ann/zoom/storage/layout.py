@@ -69,6 +69,8 @@ class IndexSizes:
         Whether some of the vectors are still to come.
     record_bytes
         Of the documents of all vectors.
+    item_bytes
+        Of the items of all lists that are attributes.
     """
 
     count: int
@@ -82,6 +84,7 @@ class IndexSizes:
     filtered: bool = False
     growing: bool = False
     record_bytes: int = 0
+    item_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +178,7 @@ def _fit(sizes: IndexSizes, dram: int, *, may_rotate: bool) -> IndexLayout | Non
     fixed = searches * each + min(searches, CONTEXTS_MOST) * sizes.reader_bytes + _CATALOG_BYTES
     fixed += PAGE_DRAM * sizes.text_pages + _checksum_bytes(stored_bytes(count, sizes.row_bytes))
     fixed += attribute_bytes(dram) * sizes.filtered + records_bytes(count, sizes.record_bytes)
+    fixed += _checksum_bytes(sizes.item_bytes) if sizes.item_bytes else 0
     if coded:
         fixed += 2 * bits  # bitmaps of removed rows, before and after a removal
     if sizes.growing:

@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from memhier.ann.zoom.filters.attributes import Attributes, Schema
 from memhier.ann.zoom.filters.bitmaps import BitmapCache, Words, popcount, word_count
+from memhier.ann.zoom.filters.blocks import StoredAny
 from memhier.ann.zoom.filters.conditions import Expression
-from memhier.ann.zoom.filters.stored_column import StoredColumn
 from memhier.ann.zoom.ids.stored_texts import StoredTexts
 from memhier.ann.zoom.ids.texts import hash_texts
 from memhier.ann.zoom.payload.stored import StoredRecords
@@ -274,7 +274,7 @@ class PartFiles:
             self._store, f"{part.name}-a-", schema, len(part), self._reader, self._cache, self._work_bytes
         )
         columns = [attributes.column(name) for name in schema]
-        self._when_gone(attributes, [column for column in columns if isinstance(column, StoredColumn)])
+        self._when_gone(attributes, [column for column in columns if isinstance(column, StoredAny)])
         return replace(part, attributes=attributes)
 
     def load(self, entry: dict[str, Any], preview: Preview, row_bytes: int, schema: Schema) -> IndexPart:
@@ -290,17 +290,17 @@ class PartFiles:
             raise CorruptionError(f"{rows.path}: {rows.payload} bytes do not hold {count} rows of {row_bytes}")
         return self.open(name, arrays, row_bytes, schema, alive, alive_name)
 
-    def _when_gone(self, holder: object, files: Sequence[int | StoredColumn]) -> None:
+    def _when_gone(self, holder: object, files: Sequence[int | StoredAny]) -> None:
         when_gone(holder, partial(_close_files, self._reader, files))
 
 
-def _close_files(reader: Reader, files: Sequence[int | StoredColumn]) -> None:
+def _close_files(reader: Reader, files: Sequence[int | StoredAny]) -> None:
     for file in files:
         with suppress(ClosedError):
-            if isinstance(file, StoredColumn):
-                file.close()
-            else:
+            if isinstance(file, int):
                 reader.remove(file)
+            else:
+                file.close()
 
 
 def held_bytes(parts: Sequence[IndexPart]) -> int:

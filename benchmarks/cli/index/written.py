@@ -117,6 +117,8 @@ def _arrow_type(arrow: Any, kind: Any) -> Any:
         "int64": arrow.int64(), "float64": arrow.float64(), "float32": arrow.float32(), "bool": arrow.bool_(),
         "datetime": arrow.timestamp("us"), "bytes": arrow.binary(),
     }  # fmt: skip
+    if kind.startswith("list["):
+        return arrow.list_(_arrow_type(arrow, kind[len("list[") : -1]))
     return types.get(kind, arrow.string())
 
 
@@ -127,7 +129,7 @@ def _arrow_table(arrow: Any, schema: Any, kinds: Mapping[str, Any], columns: Map
             flat = arrow.array(np.ascontiguousarray(column).reshape(-1), field.type.value_type)
             arrays.append(arrow.FixedSizeListArray.from_arrays(flat, column.shape[1]))
             continue
-        if kinds[name] not in _PLAIN:
+        if kinds[name] not in _PLAIN and not kinds[name].startswith("list["):
             column = _of_one_kind(name, column, kinds[name])
         missing = np.ma.getmaskarray(column) if isinstance(column, np.ma.MaskedArray) else None
         try:
