@@ -29,27 +29,35 @@ $(BIN)/python:
 	@echo "Creating $(VENV)"
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "python3 has no venv; on Debian: apt install python3-venv" >&2; exit 1; }
 
-# cmake and ninja come as wheels, so no system package is needed; building without isolation keeps rebuilds short.
-$(VENV)/.tools: constraints.txt | $(BIN)/python
-	@echo "Installing the build tools"
-	@$(INSTALL) scikit-build-core nanobind cmake ninja
+# cmake and ninja come as wheels, so no system package is needed; building without isolation keeps rebuilds short. They stay
+# in a folder beside the environment, which holds memhier and its requirements alone: these are installed first, as pip
+# takes a package of that folder for one of the environment.
+TOOLS := .venv-build
+WITH_TOOLS := PYTHONPATH="$(CURDIR)/$(TOOLS)" PATH="$(CURDIR)/$(TOOLS)/bin:$$PATH"
+$(TOOLS)/.installed: constraints.txt | $(BIN)/python
+	@echo "Installing the build tools into $(TOOLS)"
+	@rm -rf $(TOOLS)
+	@$(INSTALL) --target $(TOOLS) scikit-build-core nanobind cmake ninja
 	@touch $@
 
-$(VENV)/.installed: $(VENV)/.tools pyproject.toml $(NATIVE)
+$(VENV)/.installed: $(TOOLS)/.installed pyproject.toml $(NATIVE)
 	@echo "Compiling memhier and installing what its command needs (a minute or two the first time)"
-	@$(INSTALL) --no-build-isolation -e ".[cli]"
+	@$(INSTALL) $$($(BIN)/python tests/house/requirements.py cli)
+	@$(WITH_TOOLS) $(INSTALL) --no-build-isolation --no-deps -e .
 	@touch $@
 
-# Not "memhier[dev]": that would compile memhier again.
+# Tests build wheels, so they import the build tools.
 $(VENV)/.developing: $(VENV)/.installed
 	@echo "Installing the tests' tools and the packages of all systems (1.5 GB, mostly torch)"
 	@$(INSTALL) $$($(BIN)/python tests/house/requirements.py dev)
+	@echo "$(CURDIR)/$(TOOLS)" > "$(SITE)/memhier-build.pth"
 	@touch $@
 
 build-python: | $(BIN)/python  ## the same where nothing can be compiled: memhier in pure Python
-	@$(INSTALL) scikit-build-core
-	@$(INSTALL) --no-build-isolation --config-settings=wheel.cmake=false -e ".[cli]"
-	@touch $(VENV)/.tools && touch $(VENV)/.installed
+	@$(INSTALL) --target $(TOOLS) scikit-build-core
+	@$(INSTALL) $$($(BIN)/python tests/house/requirements.py cli)
+	@$(WITH_TOOLS) $(INSTALL) --no-build-isolation --no-deps --config-settings=wheel.cmake=false -e .
+	@touch $(TOOLS)/.installed && touch $(VENV)/.installed
 
 demo: build  ## index every function of this Python installation and search it from SSD
 	$(BIN)/memhier demo
@@ -112,8 +120,8 @@ stub: develop  ## renew the compiled core's stub, which mypy checks the calls in
 	$(call write_stub,$(STUB))
 
 test-native: build  ## the tests of the reader's core in C++, without Python
-	PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S memhier/native/tests -B build/$@ -G Ninja >/dev/null
-	PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build build/$@
+	$(WITH_TOOLS) cmake -S memhier/native/tests -B build/$@ -G Ninja >/dev/null
+	$(WITH_TOOLS) cmake --build build/$@
 	build/$@/reader_test
 
 types: develop  ## mypy, strict
@@ -149,10 +157,10 @@ sanitize-thread: RUNTIMES = libtsan.so libstdc++.so.6
 sanitize-thread: RUN = TSAN_OPTIONS="exitcode=66 die_after_fork=0" setarch -R
 
 sanitize-address sanitize-thread: develop
-	PATH="$(CURDIR)/$(BIN):$$PATH" setarch -R cmake -S memhier/native -B build/$@ -G Ninja -DCMAKE_BUILD_TYPE=Debug \
+	$(WITH_TOOLS) setarch -R cmake -S memhier/native -B build/$@ -G Ninja -DCMAKE_BUILD_TYPE=Debug \
 	    -DPython_EXECUTABLE="$(CURDIR)/$(BIN)/python" -DCMAKE_CXX_FLAGS="-O1 -g -fno-omit-frame-pointer $(FLAGS)" >/dev/null
-	PATH="$(CURDIR)/$(BIN):$$PATH" setarch -R cmake --build build/$@
-	PATH="$(CURDIR)/$(BIN):$$PATH" cmake --install build/$@ --prefix build/$@/site >/dev/null
+	$(WITH_TOOLS) setarch -R cmake --build build/$@
+	$(WITH_TOOLS) cmake --install build/$@ --prefix build/$@/site >/dev/null
 	cp memhier/native/memhier_native/__init__.py build/$@/site/memhier_native/
 	env MEMHIER_NATIVE=1 PYTHONMALLOC=malloc PYTHONPATH="$(CURDIR)/build/$@/site:$(CURDIR):$(SITE)" \
 	    LD_PRELOAD="$(subst $(space),:,$(foreach name,$(RUNTIMES),$(call runtime,$(name))))" \
