@@ -14,7 +14,7 @@ PARALLEL := -n 2 --dist loadfile
 .DEFAULT_GOAL := help
 # Tests measure nothing while something else compiles, and messages stay in order.
 .NOTPARALLEL:
-.PHONY: help build build-python develop demo docs test test-native test-plugins lint stub types pytest pytest-python house soak sanitize sanitize-address sanitize-thread clean
+.PHONY: help build build-python develop demo docs test test-native test-plugins lint stub types pyright try-wheel pytest pytest-python house soak sanitize sanitize-address sanitize-thread clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -74,12 +74,11 @@ PLUGINS := .venv-plugins
 PLUGIN_TESTS := $(foreach name,avalanche torchrl mammoth plugins,tests/recsys/test_replay_$(name).py) \
     $(foreach name,containers_plugins sklearn datasets langchain llama_index,tests/ann/test_$(name).py) \
     tests/recsys/test_lightning.py
+PLUGINS_RUN := $(PLUGINS)/bin/python -m pytest -p no:cacheprovider -o asyncio_default_fixture_loop_scope=function
 
 test-plugins: $(PLUGINS)/.installed  ## the adapters, tried with the real libraries
-	MEMHIER_PLUGINS=1 OMP_NUM_THREADS=1 $(PLUGINS)/bin/python -m pytest -p no:cacheprovider $(PLUGIN_TESTS) -k "not workers" \
-	    -o asyncio_mode=auto -o asyncio_default_fixture_loop_scope=function
-	MEMHIER_PLUGINS=1 $(PLUGINS)/bin/python -m pytest -p no:cacheprovider tests/test_house.py -k public_names \
-	    -o asyncio_default_fixture_loop_scope=function
+	MEMHIER_PLUGINS=1 OMP_NUM_THREADS=1 $(PLUGINS_RUN) $(PLUGIN_TESTS) -k "not workers" -o asyncio_mode=auto
+	MEMHIER_PLUGINS=1 $(PLUGINS_RUN) tests/test_house.py tests/test_documents.py -k "public_names or another_library"
 
 $(PLUGINS)/.installed: $(VENV)/.developing constraints-plugins.txt
 	@echo "Installing the libraries that adapters serve into $(PLUGINS) (some 600 MB)"
@@ -126,6 +125,22 @@ test-native: build  ## the tests of the reader's core in C++, without Python
 
 types: develop  ## mypy, strict
 	$(BIN)/mypy
+
+# A plain install in an environment that sees all of .venv, as pyright passes over editable ones.
+PYRIGHT := .venv-pyright
+pyright: develop  ## the types that users see: pyright on the public names, strict
+	@test -x $(PYRIGHT)/bin/pyright || { $(PYTHON) -m venv $(PYRIGHT) && \
+	    $(PYRIGHT)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt pyright; }
+	@$(call see_all_of_venv,$(PYRIGHT))
+	@$(BIN)/python -m pip wheel -q --disable-pip-version-check --no-build-isolation --no-deps \
+	    --config-settings=wheel.cmake=false -w build/pyright .
+	@$(PYRIGHT)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --force-reinstall build/pyright/*.whl
+	@$(BIN)/python tests/house/public_names.py > build/pyright/public_names.py
+	cd build/pyright && ../../$(PYRIGHT)/bin/pyright --pythonpath ../../$(PYRIGHT)/bin/python public_names.py
+	cd build/pyright && ../../$(PYRIGHT)/bin/pyright --pythonpath ../../$(PYRIGHT)/bin/python --verifytypes memhier --ignoreexternal
+
+try-wheel:  ## the wheel in empty environments: every block of README and tutorials, twice (needs the network)
+	$(PYTHON) tests/house/try_wheel.py
 
 pytest: develop  ## the tests, on the compiled core where there is one
 	$(BIN)/python -m pytest $(PARALLEL)
