@@ -94,11 +94,13 @@ def without_compilers(folder: Path) -> str:
     return f"{folder}{os.pathsep}{os.environ['PATH']}"
 
 
-def trial_of(interpreter: str, core: str, folder: Path, path: str) -> Trial:
-    """Build a wheel in isolation: compiled, or in pure Python without a compiler."""
+def trial_of(interpreter: str, core: str, folder: Path, path: str, wheel: str | None) -> Trial:
+    """Build a wheel in isolation, compiled, or in pure Python without a compiler; or take the one that there is."""
     version = call(interpreter, "-c", "import sys; print(sys.version.split()[0])").strip()
     place = folder / f"{version}-{core}"
     place.mkdir()
+    if wheel is not None:
+        return Trial(interpreter, core, Path(wheel).resolve(), place, path)
     settings = {
         "compiled": ["wheel.py-api=cp312", f"build-dir={place / 'build'}"],
         "python": ["wheel.cmake=false"],
@@ -106,8 +108,8 @@ def trial_of(interpreter: str, core: str, folder: Path, path: str) -> Trial:
     options = [f"--config-settings={setting}" for setting in settings]
     tools = {"PATH": path} if core == "python" else {}
     call(interpreter, "-m", "pip", "wheel", "-q", "--no-deps", *options, "-w", place, ROOT, **tools)
-    (wheel,) = place.glob("*.whl")
-    return Trial(interpreter, core, wheel, place, path)
+    (built,) = place.glob("*.whl")
+    return Trial(interpreter, core, built, place, path)
 
 
 def attempt(tried: str, where: str, block: Block, python: Path, folder: Path, path: str) -> Row:
@@ -169,8 +171,8 @@ def try_guides(trial: Trial) -> Iterator[Row]:
 def tries(interpreter: str, core: str, folder: Path, path: str, options: argparse.Namespace) -> Iterator[Row]:
     """Build a wheel and try it."""
     began = time.monotonic()
-    trial = trial_of(interpreter, core, folder, path)
-    yield Row(f"wheel built ({core})", trial.wheel.name, time.monotonic() - began)
+    trial = trial_of(interpreter, core, folder, path, options.wheel)
+    yield Row(f"wheel ({core})", trial.wheel.name, time.monotonic() - began)
     if options.guides:
         yield from try_guides(trial)
     else:
@@ -183,6 +185,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--python", action="append", help="an interpreter; may be repeated; this one by default")
     parser.add_argument("--core", action="append", choices=("compiled", "python"), help="both by default")
+    parser.add_argument("--wheel", help="a wheel to try in place of new ones; name its --core and --python")
     parser.add_argument("--without", action="append", default=[], help="leave out blocks that need this package")
     parser.add_argument("--guides", action="store_true", help="run the guides to move from peers, and nothing else")
     options = parser.parse_args()
