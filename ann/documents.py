@@ -54,7 +54,7 @@ class DocumentIndex(Closing):
         seed: int = 0,
     ) -> None:
         self._path = Path(path).absolute()
-        self.attributes = tuple(attributes)
+        self.attributes: tuple[str, ...] = tuple(attributes)
         self._options: dict[str, Any] = {
             "metric": metric, "dram": dram, "grow_to": check_int("grow_to", grow_to, 1), "seed": seed
         }  # fmt: skip

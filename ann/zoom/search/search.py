@@ -136,10 +136,14 @@ class Search:
     """
 
     def __init__(self, snapshot: IndexSnapshot, reader: Reader, selection: Selection, *, named: bool = False) -> None:
-        self.snapshot, self.reader, self.selection = snapshot, reader, selection
-        self.tally = np.zeros(1, READ_TALLY)
-        self.sightings = Sightings(snapshot.parts, snapshot.fresh) if named else None
-        self.workspace = None if snapshot.page_rows else make_workspace(snapshot.row_bytes)
+        self.snapshot: IndexSnapshot = snapshot
+        self.reader: Reader = reader
+        self.selection: Selection = selection
+        self.tally: npt.NDArray[np.void] = np.zeros(1, READ_TALLY)
+        self.sightings: Sightings | None = Sightings(snapshot.parts, snapshot.fresh) if named else None
+        self.workspace: npt.NDArray[np.uint8] | None = (
+            None if snapshot.page_rows else make_workspace(snapshot.row_bytes)
+        )
 
     def nearest(self, queries: Floats, k: int, effort: Effort, limits: ReadLimits = NO_LIMITS) -> Found:
         """Return the `k` nearest of each query, float32 ``[q, d]``; -1 and infinity where there are fewer."""
