@@ -1,6 +1,5 @@
 """Names that a package loads when they are first asked for, and the extra that installs their packages."""
 
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
@@ -14,22 +13,22 @@ EXTRAS = {
 
 
 class _AbsentType(type):
-    """The type of a class whose package is missing: each use of the class raises the class's ``_refuse``."""
+    """The type of a class whose package is missing: each use of the class raises the class's ``__refuse__``."""
 
-    _refuse: Callable[..., NoReturn]
+    __refuse__: Callable[..., NoReturn]
 
     def __new__(cls, name: str, bases: tuple["_AbsentType", ...], members: dict[str, Any]) -> "_AbsentType":
         for base in bases:
-            base._refuse()
+            base.__refuse__()
         return super().__new__(cls, name, bases, members)
 
     def __call__(cls, *args: Any, **options: Any) -> NoReturn:
-        cls._refuse()
+        cls.__refuse__()
 
     def __getattr__(cls, name: str) -> NoReturn:
         if name.startswith("_"):  # help(), completion and copy ask for such names
             raise AttributeError(name)
-        cls._refuse()
+        cls.__refuse__()
 
 
 def _absent(package: str, name: str, needs: str, error: ModuleNotFoundError) -> Any:
@@ -41,7 +40,7 @@ def _absent(package: str, name: str, needs: str, error: ModuleNotFoundError) -> 
 
     if not name[0].islower():
         return _AbsentType(
-            name, (), {"__module__": package, "__doc__": needs, "__slots__": (), "_refuse": staticmethod(refuse)}
+            name, (), {"__module__": package, "__doc__": needs, "__slots__": (), "__refuse__": staticmethod(refuse)}
         )
     refuse.__name__ = refuse.__qualname__ = name
     refuse.__module__, refuse.__doc__ = package, needs
@@ -81,11 +80,15 @@ def lazy(
             # The list asks as an import statement does, so that a package below this one raises, too.
             return getattr(__import__(homes[name], fromlist=[name]), name)
         except ModuleNotFoundError as error:
+            from inspect import currentframe  # here alone: `import memhier` loads little
+
             missing = (error.name or "").partition(".")[0]
             if missing not in EXTRAS:
                 raise
             needs = f"{package}.{name} needs the package {missing}: pip install 'memhier[{EXTRAS[missing]}]'"
-            if sys._getframe(1).f_globals.get("__name__") == "importlib._bootstrap":  # an import statement asks
+            frame = currentframe()
+            caller = frame.f_back if frame is not None else None
+            if caller is not None and caller.f_globals.get("__name__") == "importlib._bootstrap":  # an import statement
                 raise ModuleNotFoundError(needs, name=error.name) from error
             return _absent(package, name, needs, error)
 
