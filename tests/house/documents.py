@@ -19,7 +19,6 @@ NOT_RUN = {
     "pip": "it installs packages from the network; `make try-wheel` does so",
     "MEMHIER_NATIVE=0 python -m pytest": "it runs all tests",
     ".venv/bin/memhier demo": "it reads every installed package; tests/benchmarks/test_demo.py runs it on a few",
-    "CXXFLAGS": "it compiles memhier for minutes",
 }
 
 _FENCE = re.compile(r"^```(\S*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
