@@ -164,7 +164,9 @@ def wrong_in(words: list[str]) -> list[str]:
     if program == "python" and words[1].endswith(".py"):
         script = ROOT / words[1]
         source = script.read_text() if script.exists() else ""
-        return [words[1]] * (not source) + [w for w in words[2:] if w.startswith("--") and f'"{w}"' not in source]
+        return [words[1]] * (not source) + [
+            w for w in words[2:] if w.startswith("--") and f'"{w}"' not in source + '"--help"'
+        ]
     return []
 
 
