@@ -14,7 +14,7 @@ PARALLEL := -n 2 --dist loadfile
 .DEFAULT_GOAL := help
 # Tests measure nothing while something else compiles, and messages stay in order.
 .NOTPARALLEL:
-.PHONY: help build build-python develop demo docs test test-native test-plugins test-cluster lint stub types pytest pytest-python house soak sanitize sanitize-address sanitize-thread clean
+.PHONY: help build build-python develop demo docs test test-native test-plugins test-cluster lint stub types pyright try-wheel pytest pytest-python house soak sanitize sanitize-address sanitize-thread clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -29,27 +29,35 @@ $(BIN)/python:
 	@echo "Creating $(VENV)"
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "python3 has no venv; on Debian: apt install python3-venv" >&2; exit 1; }
 
-# cmake and ninja come as wheels, so no system package is needed; building without isolation keeps rebuilds short.
-$(VENV)/.tools: constraints.txt | $(BIN)/python
-	@echo "Installing the build tools"
-	@$(INSTALL) scikit-build-core nanobind cmake ninja
+# cmake and ninja come as wheels, so no system package is needed; building without isolation keeps rebuilds short. They stay
+# in a folder beside the environment, which holds memhier and its requirements alone: these are installed first, as pip
+# takes a package of that folder for one of the environment.
+TOOLS := .venv-build
+WITH_TOOLS := PYTHONPATH="$(CURDIR)/$(TOOLS)" PATH="$(CURDIR)/$(TOOLS)/bin:$$PATH"
+$(TOOLS)/.installed: constraints.txt | $(BIN)/python
+	@echo "Installing the build tools into $(TOOLS)"
+	@rm -rf $(TOOLS)
+	@$(INSTALL) --target $(TOOLS) scikit-build-core nanobind cmake ninja
 	@touch $@
 
-$(VENV)/.installed: $(VENV)/.tools pyproject.toml $(NATIVE)
+$(VENV)/.installed: $(TOOLS)/.installed pyproject.toml $(NATIVE)
 	@echo "Compiling memhier and installing what its command needs (a minute or two the first time)"
-	@$(INSTALL) --no-build-isolation -e ".[cli]"
+	@$(INSTALL) $$($(BIN)/python tests/house/requirements.py cli)
+	@$(WITH_TOOLS) $(INSTALL) --no-build-isolation --no-deps -e .
 	@touch $@
 
-# Not "memhier[dev]": that would compile memhier again.
+# Tests build wheels, so they import the build tools.
 $(VENV)/.developing: $(VENV)/.installed
 	@echo "Installing the tests' tools and the packages of all systems (1.5 GB, mostly torch)"
 	@$(INSTALL) $$($(BIN)/python tests/house/requirements.py dev)
+	@echo "$(CURDIR)/$(TOOLS)" > "$(SITE)/memhier-build.pth"
 	@touch $@
 
 build-python: | $(BIN)/python  ## the same where nothing can be compiled: memhier in pure Python
-	@$(INSTALL) scikit-build-core
-	@$(INSTALL) --no-build-isolation --config-settings=wheel.cmake=false -e ".[cli]"
-	@touch $(VENV)/.tools && touch $(VENV)/.installed
+	@$(INSTALL) --target $(TOOLS) scikit-build-core
+	@$(INSTALL) $$($(BIN)/python tests/house/requirements.py cli)
+	@$(WITH_TOOLS) $(INSTALL) --no-build-isolation --no-deps --config-settings=wheel.cmake=false -e .
+	@touch $(TOOLS)/.installed && touch $(VENV)/.installed
 
 demo: build  ## index every function of this Python installation and search it from SSD
 	$(BIN)/memhier demo
@@ -66,12 +74,11 @@ PLUGINS := .venv-plugins
 PLUGIN_TESTS := $(foreach name,avalanche torchrl mammoth plugins,tests/recsys/test_replay_$(name).py) \
     $(foreach name,containers_plugins payload_plugins sklearn datasets langchain llama_index,tests/ann/test_$(name).py) \
     tests/recsys/test_lightning.py
+PLUGINS_RUN := $(PLUGINS)/bin/python -m pytest -p no:cacheprovider -o asyncio_default_fixture_loop_scope=function
 
 test-plugins: $(PLUGINS)/.installed  ## the adapters, tried with the real libraries
-	MEMHIER_PLUGINS=1 OMP_NUM_THREADS=1 $(PLUGINS)/bin/python -m pytest -p no:cacheprovider $(PLUGIN_TESTS) -k "not workers" \
-	    -o asyncio_mode=auto -o asyncio_default_fixture_loop_scope=function
-	MEMHIER_PLUGINS=1 $(PLUGINS)/bin/python -m pytest -p no:cacheprovider tests/test_house.py -k public_names \
-	    -o asyncio_default_fixture_loop_scope=function
+	MEMHIER_PLUGINS=1 OMP_NUM_THREADS=1 $(PLUGINS_RUN) $(PLUGIN_TESTS) -k "not workers" -o asyncio_mode=auto
+	MEMHIER_PLUGINS=1 $(PLUGINS_RUN) tests/test_house.py tests/test_documents.py -k "public_names or another_library"
 
 test-cluster: $(PLUGINS)/.installed  ## indexes over several shards, in Ray on this machine
 	OMP_NUM_THREADS=1 $(PLUGINS)/bin/python -m pytest -p no:cacheprovider tests/cluster -o asyncio_default_fixture_loop_scope=function
@@ -115,12 +122,29 @@ stub: develop  ## renew the compiled core's stub, which mypy checks the calls in
 	$(call write_stub,$(STUB))
 
 test-native: build  ## the tests of the reader's core in C++, without Python
-	PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S memhier/native/tests -B build/$@ -G Ninja >/dev/null
-	PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build build/$@
+	$(WITH_TOOLS) cmake -S memhier/native/tests -B build/$@ -G Ninja >/dev/null
+	$(WITH_TOOLS) cmake --build build/$@
 	build/$@/reader_test
 
 types: develop  ## mypy, strict
 	$(BIN)/mypy
+
+# A plain install in an environment that sees all of .venv, as pyright passes over editable ones.
+PYRIGHT := .venv-pyright
+pyright: develop  ## the types that users see: pyright on the public names, strict
+	@test -x $(PYRIGHT)/bin/pyright || { $(PYTHON) -m venv $(PYRIGHT) && \
+	    $(PYRIGHT)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt pyright; }
+	@$(call see_all_of_venv,$(PYRIGHT))
+	@$(BIN)/python -m pip wheel -q --disable-pip-version-check --no-build-isolation --no-deps \
+	    --config-settings=wheel.cmake=false -w build/pyright .
+	@$(PYRIGHT)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --force-reinstall build/pyright/*.whl
+	@$(BIN)/python tests/house/public_names.py > build/pyright/public_names.py
+	cd build/pyright && PATH="$(CURDIR)/$(PYRIGHT)/bin:$$PATH" pyright public_names.py
+	@echo "The share of complete types in all modules; below 100 % it is no failure yet"
+	-cd build/pyright && PATH="$(CURDIR)/$(PYRIGHT)/bin:$$PATH" pyright --verifytypes memhier --ignoreexternal
+
+try-wheel:  ## the wheel in empty environments: every block of README and tutorials, twice (needs the network)
+	$(PYTHON) tests/house/try_wheel.py
 
 pytest: develop  ## the tests, on the compiled core where there is one
 	$(BIN)/python -m pytest $(PARALLEL)
@@ -152,10 +176,10 @@ sanitize-thread: RUNTIMES = libtsan.so libstdc++.so.6
 sanitize-thread: RUN = TSAN_OPTIONS="exitcode=66 die_after_fork=0" setarch -R
 
 sanitize-address sanitize-thread: develop
-	PATH="$(CURDIR)/$(BIN):$$PATH" setarch -R cmake -S memhier/native -B build/$@ -G Ninja -DCMAKE_BUILD_TYPE=Debug \
+	$(WITH_TOOLS) setarch -R cmake -S memhier/native -B build/$@ -G Ninja -DCMAKE_BUILD_TYPE=Debug \
 	    -DPython_EXECUTABLE="$(CURDIR)/$(BIN)/python" -DCMAKE_CXX_FLAGS="-O1 -g -fno-omit-frame-pointer $(FLAGS)" >/dev/null
-	PATH="$(CURDIR)/$(BIN):$$PATH" setarch -R cmake --build build/$@
-	PATH="$(CURDIR)/$(BIN):$$PATH" cmake --install build/$@ --prefix build/$@/site >/dev/null
+	$(WITH_TOOLS) setarch -R cmake --build build/$@
+	$(WITH_TOOLS) cmake --install build/$@ --prefix build/$@/site >/dev/null
 	cp memhier/native/memhier_native/__init__.py build/$@/site/memhier_native/
 	env MEMHIER_NATIVE=1 PYTHONMALLOC=malloc PYTHONPATH="$(CURDIR)/build/$@/site:$(CURDIR):$(SITE)" \
 	    LD_PRELOAD="$(subst $(space),:,$(foreach name,$(RUNTIMES),$(call runtime,$(name))))" \

@@ -56,7 +56,7 @@ class DocumentIndex(Closing):
         self._path = Path(path).absolute()
         if isinstance(attributes, str):
             raise TypeError(f"attributes={attributes!r}: expected a list of names")
-        self.attributes = tuple(attributes)
+        self.attributes: tuple[str, ...] = tuple(attributes)
         self._options: dict[str, Any] = {
             "metric": metric, "dram": dram, "grow_to": check_int("grow_to", grow_to, 1), "seed": seed
         }  # fmt: skip

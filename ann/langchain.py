@@ -69,7 +69,7 @@ class ZoomStore(VectorStore):
         self, embedding: Embeddings, path: str | os.PathLike[str], *, attributes: Sequence[str] = (), **options: Any
     ) -> None:
         self._embedding = embedding
-        self.records = DocumentIndex(path, attributes=attributes, **options)
+        self.records: DocumentIndex = DocumentIndex(path, attributes=attributes, **options)
 
     @property
     def embeddings(self) -> Embeddings:

@@ -1,8 +1,7 @@
 """Names that a package loads when they are first asked for, and the extra that installs their packages."""
 
 from collections.abc import Callable, Mapping
-from importlib import import_module
-from typing import Any
+from typing import Any, NoReturn
 
 __all__ = ["EXTRAS", "lazy"]
 
@@ -13,10 +12,49 @@ EXTRAS = {
 }  # fmt: skip
 
 
+class _AbsentType(type):
+    """The type of a class whose package is missing: each use of the class raises the class's ``__refuse__``."""
+
+    __refuse__: Callable[..., NoReturn]
+
+    def __new__(cls, name: str, bases: tuple["_AbsentType", ...], members: dict[str, Any]) -> "_AbsentType":
+        for base in bases:
+            base.__refuse__()
+        return super().__new__(cls, name, bases, members)
+
+    def __call__(cls, *args: Any, **options: Any) -> NoReturn:
+        cls.__refuse__()
+
+    def __getattr__(cls, name: str) -> NoReturn:
+        if name.startswith("_"):  # help(), completion and copy ask for such names
+            raise AttributeError(name)
+        cls.__refuse__()
+
+
+def _absent(package: str, name: str, needs: str, error: ModuleNotFoundError) -> Any:
+    """Return a stand-in for a class or a function: help() and completion show it, and each use of it raises."""
+    error = error.with_traceback(None)
+
+    def refuse(*args: Any, **options: Any) -> NoReturn:
+        raise ModuleNotFoundError(needs, name=error.name) from error
+
+    if not name[0].islower():
+        return _AbsentType(
+            name, (), {"__module__": package, "__doc__": needs, "__slots__": (), "__refuse__": staticmethod(refuse)}
+        )
+    refuse.__name__ = refuse.__qualname__ = name
+    refuse.__module__, refuse.__doc__ = package, needs
+    return refuse
+
+
 def lazy(
     package: str, homes: Mapping[str, str], shown: list[str]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return ``__getattr__`` and ``__dir__`` for a package whose names load on use.
+
+    Where a name needs a package that is not installed, ``from package import name`` raises ModuleNotFoundError with the
+    extra to install. ``package.name`` is a stand-in, so that ``help`` and completion show every name; a call, a
+    subclass or a public attribute of it raises the same error.
 
     Parameters
     ----------
@@ -32,19 +70,26 @@ def lazy(
     AttributeError
         If the package has no such name.
     ModuleNotFoundError
-        If a module needs a package that is not installed. The message names the extra.
+        If a module lacks a package that no extra brings, or if an import statement asks for a missing name.
     """
 
     def load(name: str) -> Any:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         try:
-            return getattr(import_module(homes[name]), name)
+            # The list asks as an import statement does, so that a package below this one raises, too.
+            return getattr(__import__(homes[name], fromlist=[name]), name)
         except ModuleNotFoundError as error:
+            from inspect import currentframe  # here alone: `import memhier` loads little
+
             missing = (error.name or "").partition(".")[0]
             if missing not in EXTRAS:
                 raise
             needs = f"{package}.{name} needs the package {missing}: pip install 'memhier[{EXTRAS[missing]}]'"
-            raise ModuleNotFoundError(needs, name=error.name) from error
+            frame = currentframe()
+            caller = frame.f_back if frame is not None else None
+            if caller is not None and caller.f_globals.get("__name__") == "importlib._bootstrap":  # an import statement
+                raise ModuleNotFoundError(needs, name=error.name) from error
+            return _absent(package, name, needs, error)
 
     return load, lambda: sorted({*shown, *homes})

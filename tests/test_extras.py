@@ -70,6 +70,57 @@ def test_a_missing_package_is_told_with_its_extra(missing: str, name: str, extra
     assert f"needs the package {missing}: pip install 'memhier[{extra}]'" in done.stderr
 
 
+@pytest.mark.parametrize("missing", [(), ("torch",), ("faiss",), ("torch", "faiss", "tqdm", "transformers")], ids=str)
+def test_help_dir_and_completion_show_every_public_name(missing: tuple[str, ...]) -> None:
+    code = """
+import pydoc, rlcompleter
+import memhier, memhier.ann, memhier.recsys
+for package in (memhier, memhier.ann, memhier.recsys):
+    contents = pydoc.plaintext.document(package).partition("FILE")[0]
+    completer, completed = rlcompleter.Completer({"package": package}), []
+    while (word := completer.complete("package.", len(completed))) is not None:
+        completed.append(word)
+    words = {word.removeprefix("package.").rstrip("()") for word in completed}
+    for name in package.__all__:
+        assert name in dir(package) and hasattr(package, name), name
+        assert name in words, name
+        assert f"class {name}" in contents or f"    {name}" in contents, name
+print("done")
+"""
+    done = run(code, *missing)
+    assert done.stdout == "done\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "memhier.ann.TopKSoftmax.from_linear",
+        "memhier.recsys.EmbeddingBag(10, 4)",
+        "memhier.recsys.lookahead([], None)",
+        "type('Mine', (memhier.recsys.EmbeddingBag,), {})",
+        "exec('from memhier.recsys import *')",
+    ],
+)
+def test_a_name_without_its_package_raises_on_use(use: str) -> None:
+    done = run(f"import memhier.ann, memhier.recsys\n{use}", "torch")
+    assert "pip install 'memhier[torch]'" in done.stderr, done.stderr
+
+
+def test_questions_about_a_name_without_its_package_raise_nothing() -> None:
+    code = """
+import copy, inspect
+import memhier.recsys
+bag = memhier.recsys.EmbeddingBag
+print(isinstance(3, bag), bag | None, inspect.signature(bag), copy.deepcopy(bag) is bag, hasattr(bag, "_repr_html_"))
+print("memhier[torch]" in bag.__doc__, bag.__name__, hasattr(memhier.recsys, "Bag"), memhier.recsys.lookahead.__name__)
+"""
+    done = run(code, "torch")
+    assert done.stdout.splitlines() == [
+        "False memhier.recsys.EmbeddingBag | None (*args: Any, **options: Any) -> NoReturn True False",
+        "True EmbeddingBag False lookahead",
+    ], done.stderr
+
+
 def test_torch_is_needed_by_no_search(tmp_path: Path) -> None:
     code = f"""
 import numpy as np

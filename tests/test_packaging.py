@@ -164,6 +164,10 @@ def test_a_plain_install_reads_and_has_its_command(installed: Path, tmp_path: Pa
     assert run(installed, "-c", code, folder=tmp_path).strip() == "python"
 
 
+def test_a_plain_install_in_pure_python_keeps_rows_and_reads_them(installed: Path, tmp_path: Path) -> None:
+    assert " python python " in run(installed, ROOT / "tests/installed.py", folder=tmp_path, MEMHIER_NATIVE="0")
+
+
 def test_insisting_on_the_compiled_core_fails_loudly_without_it(installed: Path, tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="MEMHIER_NATIVE=1, but the compiled core cannot be imported"):
         run(installed, "-c", "import memhier.backend", folder=tmp_path, MEMHIER_NATIVE="1")

@@ -27,7 +27,8 @@ class Rows:
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any], part: Callable[[int, int], Array]) -> None:
-        self.shape, self.dtype = shape, dtype
+        self.shape: tuple[int, ...] = shape
+        self.dtype: np.dtype[Any] = dtype
         self._part = part
 
     def __getitem__(self, rows: slice) -> Array:

@@ -70,7 +70,7 @@ class OpenPart:
         table: PartTable,
     ) -> None:
         self.part = part
-        self.name = records.name
+        self.name: str = records.name
         self._records = records
         self._entries = entries
         self._tail = tail

@@ -58,13 +58,13 @@ class ExtentCache(Closing):
     def __init__(self, place: Place, folder: Path, limit: int, manifest: Manifest, contents: Contents) -> None:
         self._place = place
         self._limit = max(1, limit // EXTENT_BYTES)
-        self.folder = folder / digest(place.url.encode())[:16]
+        self.folder: Path = folder / digest(place.url.encode())[:16]
         self.folder.mkdir(parents=True, exist_ok=True)
         # Named by their contents: generations share segments.
         objects = {name: manifest.segments[name].objects for name in contents.segments}
         paths = {name: self.folder / f"{digest(' '.join(objects[name]).encode())}.seg" for name in objects}
         infos = {name: replace(info, path=paths[name]) for name, info in contents.segments.items()}
-        self.contents = replace(contents, segments=infos)
+        self.contents: Contents = replace(contents, segments=infos)
         with _alone(self.folder):
             self.segments = segments = {
                 str(paths[name]): SegmentCache(self, paths[name], info, objects[name], manifest.chunk_bytes)

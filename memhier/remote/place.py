@@ -41,7 +41,7 @@ class Place:
     """
 
     def __init__(self, url: str) -> None:
-        self.url = url.rstrip("/")
+        self.url: str = url.rstrip("/")
         self._connect()
 
     def _connect(self) -> None:

@@ -54,7 +54,8 @@ class SegmentCache(FileBase):
         self, cache: "ExtentCache", path: Path, info: SegmentInfo, objects: Sequence[str], chunk_bytes: int
     ) -> None:
         assert info.checksums is not None
-        self.objects, self.chunk_bytes = tuple(objects), chunk_bytes
+        self.objects: tuple[str, ...] = tuple(objects)
+        self.chunk_bytes: int = chunk_bytes
         self._cache, self._checksums, self._length = cache, info.checksums, info.length
         self._path = str(path)
         self._swept = 0
@@ -62,7 +63,7 @@ class SegmentCache(FileBase):
         self._file.lock(exclusive=False)  # others leave it there
         if self._file.size() != info.length:
             self._file.truncate(info.length)
-        self.marks = _shared_marks(path.with_suffix(".map"), -(-info.length // EXTENT_BYTES))
+        self.marks: NDArray[np.uint8] = _shared_marks(path.with_suffix(".map"), -(-info.length // EXTENT_BYTES))
 
     @property
     def path(self) -> str:

@@ -50,7 +50,9 @@ class Pending:
     __slots__ = ("gradient", "graph_pass", "rows")
 
     def __init__(self, rows: StepRows, gradient: StepGradient | Sparse, graph_pass: int) -> None:
-        self.rows, self.gradient, self.graph_pass = rows, gradient, graph_pass
+        self.rows: StepRows = rows
+        self.gradient: StepGradient | Sparse = gradient
+        self.graph_pass: int = graph_pass
 
     def sparse(self) -> Sparse:
         """Return the gradient of rows."""

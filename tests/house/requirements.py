@@ -1,4 +1,4 @@
-"""Print the requirements of an extra of pyproject.toml, the extras that it names included, one a line."""
+"""Print the requirements of memhier with an extra, the extras that it names included, one a line."""
 
 import re
 import sys
@@ -8,12 +8,12 @@ from pathlib import Path
 
 __all__ = ["requirements"]
 
-PROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
+PROJECT = tomllib.loads((Path(__file__).resolve().parents[2] / "pyproject.toml").read_text())["project"]
 
 
 def requirements(extra: str) -> Iterator[str]:
     """Yield the packages of an extra, each with its least version."""
-    for entry in tomllib.loads(PROJECT.read_text())["project"]["optional-dependencies"][extra]:
+    for entry in PROJECT["optional-dependencies"][extra]:
         named = re.fullmatch(r"memhier\[(.*)\]", entry)
         if named is None:
             yield entry
@@ -23,4 +23,4 @@ def requirements(extra: str) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    print(*sorted({*requirements(sys.argv[1])}), sep="\n")
+    print(*sorted({*PROJECT["dependencies"], *requirements(sys.argv[1])}), sep="\n")

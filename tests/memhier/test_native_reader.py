@@ -8,8 +8,12 @@ from pathlib import Path
 
 import pytest
 
-TESTS = Path(__file__).resolve().parents[2] / "memhier/native/tests"
-PROGRAMS = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+ROOT = Path(__file__).resolve().parents[2]
+TESTS = ROOT / "memhier/native/tests"
+# The folder of build tools is where `make` puts them.
+PROGRAMS = os.pathsep.join(
+    [str(Path(sys.executable).parent), str(ROOT / ".venv-build/bin"), os.environ.get("PATH", os.defpath)]
+)
 
 
 def test_plan_ring_fence_checksums_and_reads_hold(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ class RecordWriter:
         self._tx, self._name = tx, name
         self._segment: SegmentWriter | None = None
         self._first = array("q", [0])
-        self.count = 0
+        self.count: int = 0
         self._empty = True  # as all records until now
         self._rest = b""  # of the record that began on a page before
         self._pieces: list[bytes] = []  # of the records that begin on this page
@@ -148,7 +148,8 @@ class StoredRecords:
     """
 
     def __init__(self, info: SegmentInfo, first: npt.NDArray[np.integer], reader: Reader, file: int) -> None:
-        self._path, self._first, self._reader, self.file = info.path, first, reader, file
+        self._path, self._first, self._reader = info.path, first, reader
+        self.file: int = file
 
     @classmethod
     def load(cls, store: Store, name: str, count: int, reader: Reader) -> Self:

@@ -147,10 +147,15 @@ class Search:
         named: bool = False,
         trace: Trace | None = None,
     ) -> None:
-        self.snapshot, self.reader, self.selection, self.trace = snapshot, reader, selection, trace
-        self.tally = np.zeros(1, READ_TALLY)
-        self.sightings = Sightings(snapshot.parts, snapshot.fresh) if named else None
-        self.workspace = None if snapshot.page_rows else make_workspace(snapshot.row_bytes)
+        self.snapshot: IndexSnapshot = snapshot
+        self.reader: Reader = reader
+        self.selection: Selection = selection
+        self.trace: Trace | None = trace
+        self.tally: npt.NDArray[np.void] = np.zeros(1, READ_TALLY)
+        self.sightings: Sightings | None = Sightings(snapshot.parts, snapshot.fresh) if named else None
+        self.workspace: npt.NDArray[np.uint8] | None = (
+            None if snapshot.page_rows else make_workspace(snapshot.row_bytes)
+        )
 
     def nearest(
         self, queries: Floats, k: int, effort: Effort, limits: ReadLimits = NO_LIMITS, radius: Floats | None = None
