@@ -5,6 +5,7 @@ one of the greatest number counts. A number is taken once: of two pushes at a ti
 again behind the first.
 """
 
+import errno
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -78,7 +79,8 @@ def prune_backups(url: str, keep: int) -> int:
     """Remove all but the newest generations at a URL, and the objects that no other one needs.
 
     Do not prune while another machine pushes there: the push notices objects that went, and writes them again, but an
-    object that goes after its last look is lost until the next push. Leftovers of killed pushes go as well.
+    object that goes after its last look is lost until the next push. Those who read a generation that goes, in place or
+    by a pull, get a CorruptionError. Leftovers of killed pushes go as well.
 
     Parameters
     ----------
@@ -113,7 +115,8 @@ def prune_place(place: Place, keep: int) -> int:
     there = place.sizes("objects")
     manifests = dict(_manifests(place))
     doomed = sorted(manifests)[:-keep]
-    place.remove([_path(number) for number in doomed])
+    cut_short = [f"{_FOLDER}/{name}" for name in place.sizes(_FOLDER) if name.startswith(".")]
+    place.remove([*cut_short, *(_path(number) for number in doomed)])
     named = {name for number, manifest in manifests.items() if number not in doomed for name in manifest.sizes()}
     garbage = sorted(there.keys() - named)
     newest_here = max(manifests, default=0)
@@ -130,6 +133,11 @@ def check_backup(url: str) -> list[str]:
     An object that is damaged or missing comes back with the next push of a store that holds the same bytes, once it was
     removed.
 
+    Raises
+    ------
+    FileNotFoundError
+        When there is no backup.
+
     Examples
     --------
     >>> import tempfile
@@ -143,10 +151,14 @@ def check_backup(url: str) -> list[str]:
     >>> check_backup("memory://check-example")
     []
     """
-    place, findings, sizes = Place(url), [], {}
-    for number in _numbers(place):
+    place, findings = Place(url), []
+    numbers, sizes = _numbers(place), {}
+    if not numbers:
+        raise _nothing_at(place, None)
+    for number in numbers:
         try:
-            sizes.update(_read(place, number).sizes())
+            with suppress(FileNotFoundError):  # pruned meanwhile
+                sizes.update(_read(place, number).sizes())
         except (CorruptionError, FormatError) as error:
             findings.append(str(error))
     for name in sorted(sizes):
@@ -181,8 +193,15 @@ def object_of(place: Place, name: str, size: int) -> bytes:
 
 def newest(place: Place) -> tuple[int, Manifest | None]:
     """Return the number of the last push and its manifest; 0 and None where nothing was pushed."""
-    numbers = _numbers(place)
-    return (numbers[-1], _read(place, numbers[-1])) if numbers else (0, None)
+    for attempt in range(_TRIES):
+        if not (numbers := _numbers(place)):
+            break
+        try:
+            return numbers[-1], _read(place, numbers[-1])
+        except FileNotFoundError:  # pruned meanwhile: there is a newer one
+            if attempt == _TRIES - 1:
+                raise
+    return 0, None
 
 
 def manifest_of(place: Place, generation: int | None) -> Manifest:
@@ -193,12 +212,22 @@ def manifest_of(place: Place, generation: int | None) -> Manifest:
     FileNotFoundError
         When there is none.
     """
-    for number in reversed(_numbers(place)):
-        manifest = _read(place, number)
-        if generation in (None, manifest.generation):
-            return manifest
+    if generation is None:
+        _, last = newest(place)
+        if last is not None:
+            return last
+    else:
+        for number in reversed(_numbers(place)):
+            with suppress(FileNotFoundError):  # pruned meanwhile
+                if (manifest := _read(place, number)).generation == generation:
+                    return manifest
+    raise _nothing_at(place, generation)
+
+
+def _nothing_at(place: Place, generation: int | None) -> FileNotFoundError:
+    """Return the error for a place without this generation, or without any."""
     sought = "memhier backup" if generation is None else f"generation {generation}"
-    raise FileNotFoundError(2, f"no {sought} here", place.url)
+    return FileNotFoundError(errno.ENOENT, f"no {sought} here", place.url)
 
 
 def publish(place: Place, number: int, manifest: Manifest) -> bool:
