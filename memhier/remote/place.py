@@ -6,10 +6,10 @@ import threading
 import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from functools import partial
 from typing import Any, TypeVar
 
 from memhier.errors import CorruptionError
+from memhier.remote.parallel import each_in_parallel
 
 __all__ = ["Place"]
 
@@ -154,9 +154,12 @@ class Place:
 
     def remove(self, names: Collection[str]) -> None:
         """Remove objects; those that are gone already do no harm."""
-        for name in names:
+
+        def remove(name: str) -> None:
             with suppress(FileNotFoundError):
-                self._again(name, partial(_remove, self._path(name)))
+                self._again(name, lambda fs: fs.rm_file(self._path(name)))
+
+        each_in_parallel(remove, names)
 
     def address(self, name: str) -> str:
         """Return the URL of an object."""
@@ -212,7 +215,3 @@ class Place:
                 said = f"failed {TRIES} times, the last time with: {why or repr(error)}"
                 raise OSError(code or errno.EIO, said, self.address(name)) from error
         raise AssertionError
-
-
-def _remove(path: str, fs: Any) -> None:
-    fs.rm_file(path)
