@@ -89,8 +89,12 @@ class ExtentCache(Closing):
         self._pool = ThreadPoolExecutor(_REQUESTS, "memhier-extents")
 
     def close(self) -> None:
-        """Let go of the segments; readers that have one keep it."""
+        """Let go of the segments and end the threads; readers that have a segment keep it."""
         self.segments.clear()
+        if self._pid == os.getpid():
+            with self._lock:
+                self._pool.shutdown(wait=False)
+                self._pool = ThreadPoolExecutor(_REQUESTS, "memhier-extents")  # for them, without threads so far
 
     def fetch(self, wanted: Wanted) -> None:
         """Bring extents that are absent, and wait for those that another thread brings.
