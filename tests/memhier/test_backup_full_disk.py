@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import memhier.files._real
 import memhier.remote.place
 from memhier import Reader, Store
 from memhier.benchmarks.simulated_store import Bucket, simulated
@@ -52,7 +51,7 @@ def used_bytes(folder: Path) -> int:
 def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SetRoom:
     """Let segment files below `tmp_path` take no more than some bytes of the disk."""
     free = [2**62]
-    plain, lock = memhier.files._real._write_at, threading.Lock()
+    plain, lock = os.pwrite, threading.Lock()
 
     def write_at(fd: int, data: memoryview, offset: int) -> int:
         if not os.readlink(f"/proc/self/fd/{fd}").endswith(".seg"):
@@ -63,7 +62,7 @@ def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SetRoom:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             return plain(fd, data[: space // 4096 * 4096], offset)  # a part of it, as a disk takes that runs full
 
-    monkeypatch.setattr(memhier.files._real, "_write_at", write_at)
+    monkeypatch.setattr(os, "pwrite", write_at)
     return lambda count: free.__setitem__(0, used_bytes(tmp_path) + count)
 
 
