@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from memhier.arguments import check_int
 from memhier.errors import CorruptionError, FormatError
 from memhier.remote.manifest import Manifest, digest, object_path
+from memhier.remote.parallel import each_in_parallel
 from memhier.remote.place import Place
 
 __all__ = [
@@ -128,7 +129,7 @@ def prune_place(place: Place, keep: int) -> int:
 
 
 def check_backup(url: str) -> list[str]:
-    """Read every generation at a URL and return every inconsistency; the objects are streamed, each once.
+    """Read every generation at a URL and return every inconsistency; each object is read once, eight at a time.
 
     An object that is damaged or missing comes back with the next push of a store that holds the same bytes, once it was
     removed.
@@ -161,12 +162,16 @@ def check_backup(url: str) -> list[str]:
                 sizes.update(_read(place, number).sizes())
         except (CorruptionError, FormatError) as error:
             findings.append(str(error))
-    for name in sorted(sizes):
+    wrong: dict[str, str] = {}
+
+    def look(name: str) -> None:
         try:
             object_of(place, name, sizes[name])
         except CorruptionError as error:
-            findings.append(str(error))
-    return findings
+            wrong[name] = str(error)
+
+    each_in_parallel(look, sizes)
+    return findings + [wrong[name] for name in sorted(wrong)]
 
 
 def object_of(place: Place, name: str, size: int) -> bytes:
