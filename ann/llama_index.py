@@ -206,9 +206,13 @@ class ZoomVectorStore(BasePydanticVectorStore):
             return f"not ({_any_of(key, value)})"
         if operator == FilterOperator.NE:
             return f"{key} is null or {comparison(key, '!=', value)}"
+        if operator == FilterOperator.CONTAINS:
+            return comparison(key, "contains", value)
+        if operator in (FilterOperator.ANY, FilterOperator.ALL):
+            return _contains(key, operator.value, value)
         if operator.value not in ("==", "<", "<=", ">", ">="):
             raise NotImplementedError(
-                f"filters: {operator.value!r}; expected ==, !=, <, <=, >, >=, in, nin or is_empty"
+                f"filters: {operator.value!r}; expected ==, !=, <, <=, >, >=, in, nin, is_empty, contains, any or all"
             )
         return f"{key} is not null and {comparison(key, operator.value, value)}"
 

@@ -141,12 +141,15 @@ class SimulatedStore(AbstractFileSystem):  # type: ignore[misc]
         fault = bucket.begin(0)
         with bucket.lock:
             names = [name for name in bucket.objects if name.startswith(f"{folder}/")]
-            found = [{"name": name, "size": len(bucket.objects[name]), "type": "file"} for name in names]
+            sizes = [len(bucket.objects[name]) for name in names]
         if fault == "lost answer":
             raise OSError(110, "injected")
-        if not found:
+        if not names:
             raise FileNotFoundError(2, "no such folder", path)
-        return found if detail else names
+        head = str(self._strip_protocol(path)).partition("/")[0]
+        paths = [f"{head}/{name}" for name in names]
+        details = [{"name": path, "size": size, "type": "file"} for path, size in zip(paths, sizes, strict=True)]
+        return details if detail else paths
 
     def rm_file(self, path: str) -> None:
         bucket, name = self._find(path)

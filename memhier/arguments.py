@@ -7,15 +7,28 @@ core fills in place is C-contiguous and aligned.
 import math
 import numbers
 import operator
+import os
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["as_bytes", "as_ints", "by_name", "check_array", "check_int", "check_number", "check_range", "is_url"]
+__all__ = [
+    "as_bytes",
+    "as_ints",
+    "by_name",
+    "check_array",
+    "check_here",
+    "check_int",
+    "check_number",
+    "check_range",
+    "is_url",
+]
 
 _INT64_MAX = np.iinfo(np.int64).max
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:[/\\]")  # a drive of Windows has one letter
 
 
 def check_int(name: str, value: Any, low: int = 0, high: int | None = None, unit: str = "") -> int:
@@ -151,3 +164,19 @@ def is_url(path: object) -> TypeGuard[str]:
     (True, False, False)
     """
     return isinstance(path, str) and "://" in path
+
+
+def check_here(path: object, advice: str) -> None:
+    """Raise ValueError for a URL, or a `Path` made of one, where a folder on this machine is expected.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> from memhier.arguments import check_here
+    >>> check_here("/data/index", "push it there")
+    >>> check_here(Path("s3://bucket/index"), "push it there")
+    Traceback (most recent call last):
+    ValueError: path='s3:/bucket/index': expected a folder on this machine, not a URL; push it there
+    """
+    if isinstance(path, str | os.PathLike) and _SCHEME.match(text := os.fsdecode(path)):
+        raise ValueError(f"path={text!r}: expected a folder on this machine, not a URL; {advice}")

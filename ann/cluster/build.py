@@ -17,7 +17,7 @@ from memhier.ann.cluster.nodes import actor_on, cores_of_nodes, remove_folders
 from memhier.ann.cluster.routing import NEIGHBOURS, Routing, gaps
 from memhier.ann.cluster.shard_build import ShardBuild
 from memhier.ann.zoom.filters.attributes import merge_schema
-from memhier.ann.zoom.filters.columns import as_columns, as_objects
+from memhier.ann.zoom.filters.given import as_columns, as_objects
 from memhier.ann.zoom.payload.given import GivenDocuments
 from memhier.ann.zoom.preview.space import Metric
 from memhier.ann.zoom.source import VectorSource, open_source
@@ -55,7 +55,8 @@ class _Given:
         self.schema: dict[str, Any] = {}
         if attributes is not None:
             given = as_columns(attributes, count)
-            self.schema, self._columns = merge_schema({}, given, count), as_objects(given)
+            self.schema = merge_schema({}, given, count)
+            self._columns = as_objects(given, self.schema)
         self._documents = None if documents is None else GivenDocuments(documents)
         if self._documents is not None:
             self._documents.check_length(count)

@@ -20,7 +20,7 @@ from memhier.ann.zoom import SearchResult
 from memhier.ann.zoom.arguments import check_fields, check_queries, check_radius, check_vectors
 from memhier.ann.zoom.calibration.calibrate import TARGET
 from memhier.ann.zoom.filters.attributes import merge_schema
-from memhier.ann.zoom.filters.columns import as_columns, as_objects
+from memhier.ann.zoom.filters.given import as_columns, as_objects
 from memhier.ann.zoom.filters.where import parse
 from memhier.ann.zoom.payload.given import GivenDocuments
 from memhier.ann.zoom.preview.space import METRICS, Metric
@@ -494,7 +494,7 @@ class ShardedIndex(Closing):
         given = as_columns(attributes, count)
         known: dict[str, Any] = {name: kind for name, kind in self._fields.items() if kind != "document"}
         schema = merge_schema(known, given, count)
-        return as_objects(given), {name: schema[name] for name in given if name in schema}
+        return as_objects(given, schema), {name: schema[name] for name in given if name in schema}
 
     def _put(
         self, vectors: npt.NDArray[Any], ids: npt.NDArray[Any], columns: Columns, schema: dict[str, Any],
@@ -522,7 +522,7 @@ class ShardedIndex(Closing):
         schema = {name: kind for name, kind in self._fields.items() if kind != "document"}
         values: Columns = {}
         for name in schema:
-            before = as_objects(as_columns({name: fields[name]}, len(ids)))[name]
+            before = as_objects(as_columns({name: fields[name]}, len(ids)), schema)[name]
             values[name] = columns.get(name, before)
         rows = None
         if texts := [name for name in self._fields if name not in schema]:

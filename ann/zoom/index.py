@@ -31,7 +31,7 @@ from memhier.ann.zoom.storage.layout import attribute_bytes, codes_can_grow, rea
 from memhier.ann.zoom.storage.part import PartFiles
 from memhier.ann.zoom.storage.prepared import Decision, published_mark, settle_prepared
 from memhier.ann.zoom.storage.snapshot import Footprint, IndexSnapshot
-from memhier.arguments import check_int, check_number
+from memhier.arguments import check_here, check_int, check_number
 from memhier.budget import parse_bytes
 from memhier.callers import user_stacklevel
 from memhier.closing import Closing
@@ -179,6 +179,7 @@ class ZoomIndex(Closing):
         )
         if (names := None if ids is None else as_ids(ids, None)) is not None:
             refuse_clashes(names)
+        check_here(path, "build it in a folder, and push it")
         place = Path(path).absolute()  # a source of vectors may change the working directory
         existed = place.exists()
         try:

@@ -23,3 +23,6 @@ class PageSource(Protocol):
 
     def forget(self, page: int) -> None:
         """Mark the extent of a page as absent, since the page did not match its checksum."""
+
+    def gone(self) -> OSError:
+        """Return the error of a call whose pages did not stay there until they were read, however often it began."""

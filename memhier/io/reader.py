@@ -305,8 +305,10 @@ class Reader(Closing):
                 return
             kind, file, page, *_ = fault
             source = self._page_sources.get(file) if isinstance(file, PageFile) else None
-            if source is None or kind not in ("checksum", "short") or repairs == REPAIRS:
+            if source is None or kind not in ("checksum", "short"):
                 raise_fault(fault, self.engine)
+            if repairs == REPAIRS:
+                raise source.gone()
             source.forget(page if kind == "checksum" else page // PAGE_BYTES)
 
     def stats(self) -> dict[str, Any]:

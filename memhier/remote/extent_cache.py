@@ -1,5 +1,6 @@
 """The cache of one URL on the local SSD: it brings extents of segments from objects, and keeps within a limit."""
 
+import errno
 import fcntl
 import os
 import threading
@@ -16,14 +17,15 @@ from memhier.closing import Closing
 from memhier.errors import CorruptionError
 from memhier.remote.manifest import Manifest, digest, object_path
 from memhier.remote.place import Place
-from memhier.remote.segment_cache import EXTENT_BYTES, SegmentCache, remove_unheld
+from memhier.remote.segment_cache import EXTENT_BYTES, SegmentCache, remove_unheld, suppress_full
 from memhier.shield import check_interrupt
 from memhier.store.contents import PAGE_BYTES, Contents
 
 __all__ = ["ExtentCache"]
 
 _REQUESTS = 32  # under way at a time
-_RUN_EXTENTS = 16  # brought by one request: 1 MiB
+_RUN_EXTENTS = 16  # brought by one request
+_RUN_BYTES = _RUN_EXTENTS * EXTENT_BYTES
 _LOOK_S = 0.05
 
 Wanted = Sequence[tuple[SegmentCache, int]]
@@ -34,7 +36,7 @@ class ExtentCache(Closing):
 
     Many threads and processes may use a folder at a time. A process that dies leaves a valid cache. The limit holds for
     the extents of the open generation; those that calls under way need may exceed it for a moment. Extents that were
-    not used since the last pass go first (CLOCK).
+    not used since the last pass go first (CLOCK). On a full disk the cache is as large as the disk allows.
 
     Parameters
     ----------
@@ -87,8 +89,12 @@ class ExtentCache(Closing):
         self._pool = ThreadPoolExecutor(_REQUESTS, "memhier-extents")
 
     def close(self) -> None:
-        """Let go of the segments; readers that have one keep it."""
+        """Let go of the segments and end the threads; readers that have a segment keep it."""
         self.segments.clear()
+        if self._pid == os.getpid():
+            with self._lock:
+                self._pool.shutdown(wait=False)
+                self._pool = ThreadPoolExecutor(_REQUESTS, "memhier-extents")  # for them, without threads so far
 
     def fetch(self, wanted: Wanted) -> None:
         """Bring extents that are absent, and wait for those that another thread brings.
@@ -98,7 +104,7 @@ class ExtentCache(Closing):
         CorruptionError
             When an object is missing, or its bytes do not match the checksums of the pages.
         OSError
-            When the place cannot be read, or the cache not written.
+            When the place cannot be read, or the cache not written, as its disk has no room for the pages of a call.
         """
         if self._pid != os.getpid():
             self._begin()
@@ -127,7 +133,24 @@ class ExtentCache(Closing):
 
     def _bring(self, segment: SegmentCache, first: int, count: int) -> None:
         start = first * EXTENT_BYTES
-        stop = min(start + count * EXTENT_BYTES, segment.size())
+        try:
+            self._keep(segment, first, self._get(segment, start, min(start + count * EXTENT_BYTES, segment.size())))
+        finally:
+            with self._lock:
+                for at in range(first, first + count):
+                    self._coming.pop((segment.path, at), None)
+
+    def read_past(self, segment: SegmentCache, view: memoryview, offset: int) -> None:
+        """Fill `view` with whole pages from `offset`, which leave nothing on SSD; for errors see `fetch`."""
+        start, end = offset, offset + len(view)
+        while start < end:
+            stop = min(end, *(start - start % size + size for size in (_RUN_BYTES, segment.chunk_bytes)))
+            view[start - offset : stop - offset] = self._get(segment, start, stop)
+            check_interrupt()
+            start = stop
+
+    def _get(self, segment: SegmentCache, start: int, stop: int) -> bytes:
+        """Return pages, which lie in one object."""
         number, within = divmod(start, segment.chunk_bytes)
         path = object_path(segment.objects[number])
 
@@ -140,29 +163,48 @@ class ExtentCache(Closing):
                 )
 
         try:
-            segment.keep(first, self._place.get(path, check, within, within + stop - start))
+            return self._place.get(path, check, within, within + stop - start)
         except FileNotFoundError:
             raise CorruptionError(
                 f"{self._place.address(path)}: missing; was the generation pruned? Open the newest one"
             ) from None
-        finally:
-            with self._lock:
-                for at in range(first, first + count):
-                    self._coming.pop((segment.path, at), None)
+
+    def _keep(self, segment: SegmentCache, first: int, contents: bytes) -> None:
+        """Write extents; on a full disk, into the room of others."""
+        count = -(-len(contents) // EXTENT_BYTES)
+        with suppress_full():
+            segment.keep(first, contents)
+            return
+        with self._lock:
+            taken = 1
+            while taken:
+                # Further passes take those in use: a call that they are taken from begins again. The first pass may
+                # begin behind them, and the second one finds them in use.
+                taken = self._take(count) or self._take(count) or self._take(count)
+                with suppress_full():
+                    segment.keep(first, contents)
+                    return
+        said = "the disk of the cache has no room for the pages of a call; make room, or pass another folder as cache"
+        raise OSError(errno.ENOSPC, said, str(self.folder))
 
     def _make_room(self, count: int) -> None:
-        """Take away extents until `count` more fit, by one pass at most.
+        """Take away extents until `count` more fit, by one pass at most."""
+        present = sum(segment.present for each in self._order if (segment := each()) is not None)
+        self._take(present + len(self._coming) + count - self._limit)
+
+    def _take(self, most: int) -> int:
+        """Take away up to `most` extents by one pass at most, and return how many.
 
         A pass leaves those that were used since the last one: those of the call that asks are among them.
         """
         order = [segment for each in self._order if (segment := each()) is not None]
-        excess = sum(segment.present for segment in order) + len(self._coming) + count - self._limit
-        ends = 0
-        while excess > 0 and ends < len(order):
-            taken, finished = order[self._hand % len(order)].sweep(excess)
-            excess -= taken
+        taken = ends = 0
+        while taken < most and ends < len(order):
+            count, finished = order[self._hand % len(order)].sweep(most - taken)
+            taken += count
             self._hand += finished
             ends += finished
+        return taken
 
 
 def _runs(absent: Wanted) -> Iterator[tuple[SegmentCache, int, int]]:

@@ -5,6 +5,7 @@ one of the greatest number counts. A number is taken once: of two pushes at a ti
 again behind the first.
 """
 
+import errno
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from memhier.arguments import check_int
 from memhier.errors import CorruptionError, FormatError
 from memhier.remote.manifest import Manifest, digest, object_path
+from memhier.remote.parallel import each_in_parallel
 from memhier.remote.place import Place
 
 __all__ = [
@@ -78,7 +80,8 @@ def prune_backups(url: str, keep: int) -> int:
     """Remove all but the newest generations at a URL, and the objects that no other one needs.
 
     Do not prune while another machine pushes there: the push notices objects that went, and writes them again, but an
-    object that goes after its last look is lost until the next push. Leftovers of killed pushes go as well.
+    object that goes after its last look is lost until the next push. Those who read a generation that goes, in place or
+    by a pull, get a CorruptionError. Leftovers of killed pushes go as well.
 
     Parameters
     ----------
@@ -113,7 +116,8 @@ def prune_place(place: Place, keep: int) -> int:
     there = place.sizes("objects")
     manifests = dict(_manifests(place))
     doomed = sorted(manifests)[:-keep]
-    place.remove([_path(number) for number in doomed])
+    cut_short = [f"{_FOLDER}/{name}" for name in place.sizes(_FOLDER) if name.startswith(".")]
+    place.remove([*cut_short, *(_path(number) for number in doomed)])
     named = {name for number, manifest in manifests.items() if number not in doomed for name in manifest.sizes()}
     garbage = sorted(there.keys() - named)
     newest_here = max(manifests, default=0)
@@ -125,10 +129,15 @@ def prune_place(place: Place, keep: int) -> int:
 
 
 def check_backup(url: str) -> list[str]:
-    """Read every generation at a URL and return every inconsistency; the objects are streamed, each once.
+    """Read every generation at a URL and return every inconsistency; each object is read once, eight at a time.
 
     An object that is damaged or missing comes back with the next push of a store that holds the same bytes, once it was
     removed.
+
+    Raises
+    ------
+    FileNotFoundError
+        When there is no backup.
 
     Examples
     --------
@@ -143,18 +152,26 @@ def check_backup(url: str) -> list[str]:
     >>> check_backup("memory://check-example")
     []
     """
-    place, findings, sizes = Place(url), [], {}
-    for number in _numbers(place):
+    place, findings = Place(url), []
+    numbers, sizes = _numbers(place), {}
+    if not numbers:
+        raise _nothing_at(place, None)
+    for number in numbers:
         try:
-            sizes.update(_read(place, number).sizes())
+            with suppress(FileNotFoundError):  # pruned meanwhile
+                sizes.update(_read(place, number).sizes())
         except (CorruptionError, FormatError) as error:
             findings.append(str(error))
-    for name in sorted(sizes):
+    wrong: dict[str, str] = {}
+
+    def look(name: str) -> None:
         try:
             object_of(place, name, sizes[name])
         except CorruptionError as error:
-            findings.append(str(error))
-    return findings
+            wrong[name] = str(error)
+
+    each_in_parallel(look, sizes)
+    return findings + [wrong[name] for name in sorted(wrong)]
 
 
 def object_of(place: Place, name: str, size: int) -> bytes:
@@ -181,8 +198,15 @@ def object_of(place: Place, name: str, size: int) -> bytes:
 
 def newest(place: Place) -> tuple[int, Manifest | None]:
     """Return the number of the last push and its manifest; 0 and None where nothing was pushed."""
-    numbers = _numbers(place)
-    return (numbers[-1], _read(place, numbers[-1])) if numbers else (0, None)
+    for attempt in range(_TRIES):
+        if not (numbers := _numbers(place)):
+            break
+        try:
+            return numbers[-1], _read(place, numbers[-1])
+        except FileNotFoundError:  # pruned meanwhile: there is a newer one
+            if attempt == _TRIES - 1:
+                raise
+    return 0, None
 
 
 def manifest_of(place: Place, generation: int | None) -> Manifest:
@@ -193,12 +217,22 @@ def manifest_of(place: Place, generation: int | None) -> Manifest:
     FileNotFoundError
         When there is none.
     """
-    for number in reversed(_numbers(place)):
-        manifest = _read(place, number)
-        if generation in (None, manifest.generation):
-            return manifest
+    if generation is None:
+        _, last = newest(place)
+        if last is not None:
+            return last
+    else:
+        for number in reversed(_numbers(place)):
+            with suppress(FileNotFoundError):  # pruned meanwhile
+                if (manifest := _read(place, number)).generation == generation:
+                    return manifest
+    raise _nothing_at(place, generation)
+
+
+def _nothing_at(place: Place, generation: int | None) -> FileNotFoundError:
+    """Return the error for a place without this generation, or without any."""
     sought = "memhier backup" if generation is None else f"generation {generation}"
-    raise FileNotFoundError(2, f"no {sought} here", place.url)
+    return FileNotFoundError(errno.ENOENT, f"no {sought} here", place.url)
 
 
 def publish(place: Place, number: int, manifest: Manifest) -> bool:

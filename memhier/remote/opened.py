@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+from memhier.arguments import is_url
 from memhier.budget import parse_bytes
 from memhier.errors import FormatError
 from memhier.files import File, Mode, RealFiles
@@ -31,6 +32,8 @@ def open_far(url: str, kind: str, cache: str | os.PathLike[str] | None, cache_by
     limit = parse_bytes(cache_bytes, "cache_bytes")
     if limit < EXTENT_BYTES:
         raise ValueError(f"cache_bytes={cache_bytes!r}: expected at least {EXTENT_BYTES}, the bytes read at a time")
+    if is_url(cache):
+        raise ValueError(f"cache={cache!r}: expected a folder on this machine's SSD, not a URL")
     place = Place(url)
     manifest = manifest_of(place, None)
     if manifest.kind != kind:

@@ -24,26 +24,25 @@ def each_in_parallel(work: Callable[[T], object], items: Iterable[T]) -> None:
     """
     with ThreadPoolExecutor(IN_FLIGHT, "memhier-transfer") as pool:
         under_way: set[Future[object]] = set()
-        for item in items:
-            check_interrupt()
-            under_way.add(pool.submit(work, item))
-            if len(under_way) == 2 * IN_FLIGHT:
+        try:
+            for item in items:
+                check_interrupt()
+                under_way.add(pool.submit(work, item))
+                if len(under_way) == 2 * IN_FLIGHT:
+                    under_way = _after_some(under_way)
+            while under_way:
                 under_way = _after_some(under_way)
-        while under_way:
-            under_way = _after_some(under_way)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)  # the work that has not begun; the rest is waited for
+            raise
 
 
 def _after_some(under_way: set[Future[object]]) -> set[Future[object]]:
-    """Wait until some of the work is done, and return the rest; on an error take back the work that has not begun."""
+    """Wait until some of the work is done, and return the rest."""
     done: set[Future[object]] = set()
-    try:
-        while not done:
-            check_interrupt()
-            done, under_way = wait(under_way, timeout=_LOOK_S, return_when=FIRST_COMPLETED)
-        for future in done:
-            future.result()
-    except BaseException:
-        for future in under_way:
-            future.cancel()
-        raise
+    while not done:
+        check_interrupt()
+        done, under_way = wait(under_way, timeout=_LOOK_S, return_when=FIRST_COMPLETED)
+    for future in done:
+        future.result()
     return under_way

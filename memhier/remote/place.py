@@ -6,10 +6,10 @@ import threading
 import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from functools import partial
 from typing import Any, TypeVar
 
 from memhier.errors import CorruptionError
+from memhier.remote.parallel import each_in_parallel
 
 __all__ = ["Place"]
 
@@ -18,14 +18,22 @@ T = TypeVar("T")
 TRIES = 6
 FIRST_WAIT_S = 0.05  # doubles with each try
 _NEEDS = "a URL needs the package fsspec: pip install 'memhier[remote]'"
-_FINAL = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError)
+_FINAL = {
+    FileNotFoundError: errno.ENOENT,
+    FileExistsError: errno.EEXIST,
+    PermissionError: errno.EACCES,
+    IsADirectoryError: errno.EISDIR,
+    NotADirectoryError: errno.ENOTDIR,
+}
+_MISUSE = (TypeError, ValueError, NotImplementedError, ImportError, MemoryError)
 
 
 class Place:
     """Objects by name below a URL. Many threads may use it, and a forked child.
 
-    An `OSError` other than "not found", "exists" or "not permitted" is taken to be passing: a call is made six times in
-    all, with growing waits of 1.6 seconds in sum. So is an object that is short or does not pass its check.
+    An error other than "not found", "exists" or "not permitted" is taken to be passing, as file systems have errors of
+    their own: a call is made six times in all, with growing waits of 1.6 seconds in sum. So is an object that is short
+    or does not pass its check.
 
     Parameters
     ----------
@@ -37,11 +45,21 @@ class Place:
     ModuleNotFoundError
         When fsspec is not installed, or the package that it needs for this URL.
     ValueError
-        When fsspec does not know the URL's protocol.
+        When fsspec does not know the URL's protocol, or the URL names no folder.
+
+    Attributes
+    ----------
+    url
+        Without a slash at its end.
+    folder
+        The path of the folder where it is one of this machine, or else None.
     """
 
-    def __init__(self, url: str) -> None:
-        self.url: str = url.rstrip("/")
+    def __init__(self, url: str | os.PathLike[str]) -> None:
+        text = os.fspath(url)
+        self.url: str = text.rstrip("/")
+        if not text.rpartition("://")[2].strip("/"):
+            raise ValueError(f"url={text!r}: names no folder; expected a URL such as 's3://bucket/folder'")
         self._connect()
 
     def _connect(self) -> None:
@@ -52,9 +70,12 @@ class Place:
             raise ModuleNotFoundError(_NEEDS, name=error.name) from error
         # A child of a fork must not share the connections of its parent, which fsspec keeps by their options.
         forked = {"skip_instance_cache": True} if hasattr(self, "_pid") else {}
-        self._fs, root = url_to_fs(self.url, **forked)
+        try:
+            self._fs, root = url_to_fs(self.url, **forked)
+        except ImportError as error:
+            raise ModuleNotFoundError(f"{self.url}: {error}", name=error.name) from error
         self._root = str(root).rstrip("/")
-        self._is_local = isinstance(self._fs, LocalFileSystem)
+        self.folder = self._root if isinstance(self._fs, LocalFileSystem) else None
         self._pid = os.getpid()
 
     def get(
@@ -101,10 +122,16 @@ class Place:
         """
 
         def write(fs: Any) -> None:
-            if self._is_local:
+            if self.folder is not None:
                 self._put_durably(name, contents, new)
-            else:
+                return
+            try:
                 fs.pipe_file(self._path(name), contents, mode="create" if new else "overwrite")
+            except Exception as error:
+                fs.invalidate_cache()
+                if new and not isinstance(error, FileExistsError) and fs.exists(self._path(name)):
+                    raise FileExistsError(errno.EEXIST, str(error), self.address(name)) from error  # so says gcsfs
+                raise
 
         self._again(name, write)
 
@@ -127,9 +154,12 @@ class Place:
 
     def remove(self, names: Collection[str]) -> None:
         """Remove objects; those that are gone already do no harm."""
-        for name in names:
+
+        def remove(name: str) -> None:
             with suppress(FileNotFoundError):
-                self._again(name, partial(_remove, self._path(name)))
+                self._again(name, lambda fs: fs.rm_file(self._path(name)))
+
+        each_in_parallel(remove, names)
 
     def address(self, name: str) -> str:
         """Return the URL of an object."""
@@ -170,18 +200,18 @@ class Place:
         for attempt in range(TRIES):
             try:
                 return call(self._fs)
-            except _FINAL:
-                raise
-            except (OSError, CorruptionError) as error:
+            except tuple(_FINAL) as error:
+                number = next(number for kind, number in _FINAL.items() if isinstance(error, kind))
+                raise OSError(number, error.strerror or str(error), self.address(name)) from error
+            except Exception as error:
+                if isinstance(error, _MISUSE) and not isinstance(error, CorruptionError):
+                    raise
                 if attempt < TRIES - 1:
                     time.sleep(FIRST_WAIT_S * 2**attempt)
                     continue
                 if isinstance(error, CorruptionError):
                     raise
-                said = f"failed {TRIES} times, the last time with: {error.strerror or error!r}"
-                raise OSError(error.errno or errno.EIO, said, self.address(name)) from error
+                code, why = (error.errno, error.strerror) if isinstance(error, OSError) else (None, None)
+                said = f"failed {TRIES} times, the last time with: {why or repr(error)}"
+                raise OSError(code or errno.EIO, said, self.address(name)) from error
         raise AssertionError
-
-
-def _remove(path: str, fs: Any) -> None:
-    fs.rm_file(path)

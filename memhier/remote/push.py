@@ -1,10 +1,12 @@
 """Push: a committed generation of a store becomes a manifest and objects at a place."""
 
 import errno
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 
@@ -24,20 +26,24 @@ CHUNK_BYTES = 8 * 2**20
 _ROUNDS = 8  # a push begins again at most so often since others came in between
 
 
-def push_contents(files: Files, contents: Contents, url: str, keep: int | None) -> Transfer:
+def push_contents(files: Files, contents: Contents, root: Path, url: str, keep: int | None) -> Transfer:
     """Push the contents of a store whose files the caller holds.
 
     Parameters
     ----------
+    root
+        The store's directory.
     keep
         Generations that stay there; None keeps all.
 
     Raises
     ------
+    ValueError
+        When the URL names no folder, or one in the store.
     FormatError
         When the newest generation there is of another kind.
     FileExistsError
-        When it is newer than this one, or has its number and other contents.
+        When it is newer than this one, or has its number and other contents, or a store is there.
     LockedError
         When other pushes came in between again and again.
     CorruptionError
@@ -46,6 +52,7 @@ def push_contents(files: Files, contents: Contents, url: str, keep: int | None) 
         When the place cannot be read or written.
     """
     place = Place(url)
+    _refuse_stores(place, root)
     upload = _Upload(files, place, contents)
     for _ in range(_ROUNDS):
         number, before = newest(place)
@@ -62,6 +69,17 @@ def push_contents(files: Files, contents: Contents, url: str, keep: int | None) 
         prune_place(place, keep)
     sizes = manifest.sizes()
     return Transfer(contents.generation, len(sizes), sum(sizes.values()), upload.objects, upload.nbytes)
+
+
+def _refuse_stores(place: Place, root: Path) -> None:
+    """Raise for a place on this machine at which a store is, or this one's directory."""
+    if place.folder is None:
+        return
+    folder = Path(os.path.realpath(place.folder))
+    if Path(os.path.realpath(root)) in (folder, *folder.parents):
+        raise ValueError(f"url={place.url!r}: lies in the store itself; push to another folder")
+    if (folder / "catalog").exists():
+        raise FileExistsError(errno.EEXIST, "a store is there; push to a folder of the backup's own", str(folder))
 
 
 class _Upload:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from memhier.arguments import is_url
+from memhier.arguments import check_here, check_int, is_url
 from memhier.closing import Closing
 from memhier.errors import ClosedError, CorruptionError, FormatError, LockedError
 from memhier.files import File, Files, RealFiles
@@ -118,7 +118,10 @@ class Store(Closing):
             When `path` holds anything else.
         LockedError
             When another process is just making a store there.
+        ValueError
+            When `path` is a URL.
         """
+        check_here(path, "make it in a folder, and push it")
         root, files = Path(path).absolute(), files or RealFiles()
         check_kind(kind)
         if files.exists(str(root)):
@@ -195,6 +198,7 @@ class Store(Closing):
             raise ValueError(f"verify={verify!r}: expected 'read', 'open' or 'off'")
         if is_url(path):
             return cls._open_backup(path, kind, writable, verify, cache, cache_bytes)
+        check_here(path, "pass a URL as a str")
         root, files = Path(path).absolute(), files or RealFiles()
         require_published(files, root)
         catalog = Catalog(files, str(root))
@@ -222,7 +226,7 @@ class Store(Closing):
         from memhier.remote.opened import open_far
 
         if writable:
-            raise ValueError(f"writable=True: {url} is a backup, which is only read; pull it to change it")
+            raise ValueError(f"path={url!r}: a backup is only read in place; pull it into a folder, and open that")
         if verify == "off":
             raise ValueError("verify='off': expected 'read' or 'open' for a backup, whose pages are always checked")
         files = open_far(url, kind, cache, cache_bytes)
@@ -386,8 +390,7 @@ class Store(Closing):
             self.push(path)
             return
         if self._writer_pid is not None or self._verify == "off":
-            # A reader of its own: it keeps the files there while they are copied.
-            with Store.open(self._path, self.kind, files=self._files) as source:
+            with self._reader() as source:
                 source.copy(path)
             return
         with Store.create(path, self.kind, files=self._files) as target:
@@ -398,7 +401,8 @@ class Store(Closing):
 
         Objects that the folder has stay: only changed segments are read and moved. Each new object is read back and
         compared. The backup changes with the last object; a push that was cut short goes on where it ended. Others may
-        read and write the store meanwhile. It takes up to 200 MiB of DRAM.
+        read and write the store meanwhile. It takes up to 300 MiB of DRAM, whatever the sizes of the segments, beside
+        three times their checksums (4 bytes for 4 KiB).
 
         Parameters
         ----------
@@ -415,9 +419,11 @@ class Store(Closing):
         Raises
         ------
         FormatError
-            When the folder holds a backup of a store of another kind.
+            When nothing was committed yet, or the folder holds a backup of a store of another kind.
         FileExistsError
-            When it holds a newer generation, or another store's of this number.
+            When it holds a newer generation, or another store's of this number, or a store.
+        ValueError
+            When `url` names no folder, or one in the store itself.
         LockedError
             When other pushes came in between again and again.
         CorruptionError
@@ -443,12 +449,13 @@ class Store(Closing):
         np.uint64(622500)
         """
         self._check_open()
+        keep = None if keep is None else check_int("keep", keep, 1, unit="generations")
         if self._writer_pid is not None or self._verify == "off":
-            with Store.open(self._path, self.kind, files=self._files) as source:
+            with self._reader() as source:
                 return source.push(url, keep=keep)
         from memhier.remote.push import push_contents
 
-        return push_contents(self._files, self._contents, os.fspath(url), keep)
+        return push_contents(self._files, self._contents, self._path, url, keep)
 
     @staticmethod
     @shielded
@@ -458,7 +465,7 @@ class Store(Closing):
         """Make the store at `path` that of a backup, each object checked.
 
         The store changes with the last step. A pull that was cut short goes on where it ended. An older copy keeps the
-        segments that it has.
+        segments that it has. It takes as much DRAM as `push`.
 
         Parameters
         ----------
@@ -485,10 +492,14 @@ class Store(Closing):
             When an object is missing or damaged.
         OSError
             When reads there failed six times, or the store cannot be written.
+        ValueError
+            When `path` is a URL.
         """
         from memhier.remote.pull import pull_contents
 
-        return pull_contents(os.fspath(url), path, kind, generation)
+        check_here(path, "pull into a folder")
+        generation = None if generation is None else check_int("generation", generation, 1)
+        return pull_contents(url, path, kind, generation)
 
     @shielded
     def close(self) -> None:
@@ -523,6 +534,12 @@ class Store(Closing):
             raise ClosedError(f"{self._path}: the writer is process {self._writer_pid}, which forked this one")
         if self._failure is not None:
             raise ClosedError(f"{self._path}: closed for writing since a commit failed ({self._failure}); reopen it")
+
+    def _reader(self) -> "Store":
+        """Open the last commit for reading, which keeps its files while they are copied."""
+        if self.generation == 0:
+            raise FormatError(f"{self._path}: an unfinished store; commit, or take a checkpoint, before you copy it")
+        return Store.open(self._path, self.kind, files=self._files)
 
     def _info(self, name: str) -> SegmentInfo:
         self._check_open()

@@ -34,6 +34,8 @@ def require_published(files: Files, root: Path) -> None:
     if files.exists(str(root / "catalog.sum")):
         return
     if not files.exists(str(root / "catalog")):
+        if files.exists(str(root / "manifests")):
+            raise FormatError(f"{root}: a backup, not a store; open it by its URL, {root.as_uri()!r}, or pull it")
         raise FormatError(f"{root}: not a memhier store (no 'catalog' there)")
     if not Catalog(files, str(root)).is_unfinished():
         raise CorruptionError(f"{root / 'catalog.sum'}: missing, but the catalog beside it has commits")

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from memhier import backend
-from memhier.arguments import check_int
+from memhier.arguments import check_here, check_int
 from memhier.budget import parse_bytes
 from memhier.errors import BudgetError, ClosedError, CorruptionError, FormatError
 from memhier.log.parts import LogRecord
@@ -64,6 +64,7 @@ class TableOptions:
     step_rows: int | None = None
 
     def __post_init__(self) -> None:
+        check_here(self.path, "pull a backup into a folder, and open that")
         check_int("seed", self.seed, -(2**63), 2**64 - 1)
         for name, value in (("touched", self.touched), ("step_rows", self.step_rows)):
             if value is not None:

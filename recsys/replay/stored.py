@@ -18,7 +18,7 @@ from memhier.recsys.replay.schema import Schema
 from memhier.recsys.replay.settings import stored_schema
 from memhier.recsys.replay.storage.storage import Storage
 from memhier.shield import shielded
-from memhier.store.store import Finding
+from memhier.store.store import CACHE_BYTES, Finding
 
 __all__ = ["StoredSamples"]
 
@@ -31,9 +31,11 @@ class StoredSamples(Closing):
     Parameters
     ----------
     path
-        The buffer's directory.
+        The buffer's directory, or the URL of a backup.
     files
         File layer; the operating system's by default.
+    cache, cache_bytes
+        For the pages of a backup; see :meth:`memhier.Store.open`.
 
     Raises
     ------
@@ -55,9 +57,12 @@ class StoredSamples(Closing):
     (5, [4, 0], [9, 8, 7, 6, 5])
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, files: Files | None = None) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], *, files: Files | None = None, cache: str | os.PathLike[str] | None = None,
+        cache_bytes: int | str = CACHE_BYTES,
+    ) -> None:  # fmt: skip
         self.meta: Any
-        store, self.meta = Storage.open_store(path, writable=False, files=files)
+        store, self.meta = Storage.open_store(path, writable=False, files=files, cache=cache, cache_bytes=cache_bytes)
         try:
             schema = stored_schema(self.meta, Path(path), None)
             with described(f"{path}: the samples"):

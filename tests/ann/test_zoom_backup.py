@@ -88,6 +88,24 @@ def test_documents_in_place_equal_those_here(tmp_path: Path, bucket: Bucket) -> 
             }
 
 
+def test_an_index_is_built_in_a_folder_and_pushed_to_another(
+    tmp_path: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    vectors = np.random.default_rng(0).normal(size=(500, 8)).astype("float32")
+    with pytest.raises(ValueError, match="build it in a folder"):
+        ZoomIndex.build(URL, vectors, dram="4MiB")
+    assert [*tmp_path.iterdir()] == []
+    with ZoomIndex.build(tmp_path / "index", vectors, dram="4MiB") as index:
+        for push in (index.push, index.save_to):
+            with pytest.raises(ValueError, match="in the store itself"):
+                push(f"file://{index.path}")
+        assert index.check() == []
+        index.push(f"file://{tmp_path}/far")
+    with pytest.raises(ValueError, match="open it by its URL"):
+        ZoomIndex.open(tmp_path / "far")
+
+
 def test_an_empty_index(tmp_path: Path, bucket: Bucket) -> None:
     with ZoomIndex.build(tmp_path / "index", np.zeros((0, 8), "float32"), dram="4MiB", grow_to=1000) as here:
         here.save_to(URL)

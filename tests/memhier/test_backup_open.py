@@ -268,6 +268,24 @@ def test_a_forked_child_reads_on(tmp_path: Path, bucket: Bucket, contents: dict[
         read()
 
 
+def test_threads_end_with_the_store_and_readers_go_on(
+    tmp_path: Path, bucket: Bucket, contents: dict[str, np.ndarray]
+) -> None:
+    def threads() -> list[threading.Thread]:
+        return [thread for thread in threading.enumerate() if thread.name.startswith("memhier-extents")]
+
+    store = opened(tmp_path)
+    with Reader() as reader:
+        handle = store.attach("rows", reader)
+        reader.read(handle, [0, 20 * EXTENT], 10)
+        begun = threads()
+        assert begun
+        store.close()
+        for thread in begun:
+            thread.join()
+        assert np.array_equal(reader.read(handle, [9 * EXTENT], 10)[0], contents["rows"][9 * EXTENT :][:10])
+
+
 def test_arguments(tmp_path: Path, bucket: Bucket, contents: dict[str, np.ndarray]) -> None:
     for options, said in (({"writable": True}, "pull it"), ({"verify": "off"}, "always checked")):
         with pytest.raises(ValueError, match=said):

@@ -2,15 +2,16 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from memhier import Store, Tiered
+from memhier import FormatError, Store, Tiered, backups, check_backup
 from memhier.benchmarks.simulated_store import Bucket, simulated
 from memhier.recsys import EmbeddingBagCollection, EmbeddingBagConfig
-from memhier.recsys.replay import CarouselBuffer
+from memhier.recsys.replay import CarouselBuffer, StoredSamples
 
 URL = "simulated://bucket/state"
 
@@ -42,6 +43,7 @@ def test_a_table(tmp_path: Path, bucket: Bucket) -> None:
         expected = here.weights(np.arange(1000))
         here.checkpoint({"step": 6})
         assert here.push(URL, keep=2).generation > 1
+    assert check_backup(URL) == []
     EmbeddingBagCollection.pull(URL, tmp_path / "before", generation=1)
     EmbeddingBagCollection.pull(URL, tmp_path / "after")
     with tables(tmp_path / "before") as before, tables(tmp_path / "after") as after:
@@ -51,13 +53,60 @@ def test_a_table(tmp_path: Path, bucket: Bucket) -> None:
             assert torch.equal(model.weights(np.arange(1000)), expected)
 
 
+def test_tables_on_several_ranks(tmp_path: Path, training: Any) -> None:
+    script, told = Path(__file__).with_name("push_in_ranks.py"), {}
+    for way in ("first", "pulled"):
+        ranks = [training(script, tmp_path, 2, rank, way) for rank in range(2)]
+        ended = [rank.end() for rank in ranks]
+        assert [status for status, _ in ended] == [0, 0]
+        told[way] = ended[0][1].split()
+    assert len(told["first"]) == 2
+    assert told["pulled"] == told["first"][1:]
+    for rank in range(2):
+        assert check_backup(f"file://{tmp_path}/far/shard-{rank}") == []
+
+
+def test_nothing_is_there_before_the_first_checkpoint(tmp_path: Path, bucket: Bucket) -> None:
+    with tables(tmp_path / "here") as here, pytest.raises(FormatError, match="take a checkpoint"):
+        here.push(URL)
+    with (
+        Tiered(tmp_path / "rows", "rows", np.int64, 2, rows=100, dram="8MiB") as tier,
+        pytest.raises(FormatError, match="take a checkpoint"),
+    ):
+        tier.push(URL)
+    assert bucket.objects == {}
+
+
+def test_a_backup_is_no_folder_to_train_in(tmp_path: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with CarouselBuffer(tmp_path / "buffer", memory=8, schema={"x": ("float32", 4)}) as buffer:
+        buffer.add({"x": np.ones((3, 4), np.float32)})
+        buffer.checkpoint()
+        buffer.push(URL)
+    config = EmbeddingBagConfig(name="items", num_embeddings=1000, embedding_dim=8, feature_names=["items"])
+    for make in (
+        lambda: EmbeddingBagCollection([config], dram="8MiB", path=URL),
+        lambda: EmbeddingBagCollection([config], dram="8MiB", path=URL, resume=True),
+        lambda: CarouselBuffer(URL, memory=8, schema={"x": ("float32", 4)}),
+        lambda: CarouselBuffer.open(URL),
+    ):
+        with pytest.raises(ValueError, match=r"pull|make it in a folder"):
+            make()
+    assert [path.name for path in tmp_path.iterdir()] == ["buffer"]
+    with StoredSamples(URL, cache=tmp_path / "cache") as stored:
+        assert stored.read([2, 0])["x"].tolist() == np.ones((2, 4)).tolist()
+    assert (tmp_path / "cache").exists()
+
+
 def test_a_buffer(tmp_path: Path, bucket: Bucket) -> None:
     schema = {"x": ("float32", 4)}
     with CarouselBuffer(tmp_path / "here", memory=8, schema=schema, seed=1) as here:
         for step in range(5):
             here.add({"x": np.full((10, 4), step, np.float32)}, labels=np.arange(10) % 3)
             here.checkpoint()
-            here.push(URL)
+            here.push(URL, keep=2)
+        assert check_backup(URL) == []
+        assert len(backups(URL)) == 2
         CarouselBuffer.pull(URL, tmp_path / "copy")
         with CarouselBuffer.open(tmp_path / "copy") as copy:
             assert copy.check() == []
@@ -75,6 +124,7 @@ def test_a_tier_beside_its_calls(tmp_path: Path, bucket: Bucket) -> None:
         here.checkpoint({"step": b"1"})
         here.scatter([3], [[0, 0]])
         assert here.push(URL).generation == 1
+    assert check_backup(URL) == []
     Tiered.pull(URL, tmp_path / "copy")
     with Tiered(tmp_path / "copy", "rows", np.int64, 2, rows=1000, dram="8MiB") as copy:
         assert copy.gather([3, 199, 500]).tolist() == [[6, 7], [398, 399], [0, 0]]

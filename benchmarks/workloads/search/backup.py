@@ -4,7 +4,7 @@
 request to the store takes 30 ms and its bytes 100 MB/s; every fiftieth request fails, loses its answer, is cut short,
 or has a byte flipped; the first push is killed half-way, and resumed. The pulled copy must equal the index. Then single
 queries run in place with an empty cache, and then each in turn with a warm one and on the local index. For an index of
-10 GB: ``--vectors 2600000 --dram 400000000``.
+10 GB: ``--vectors 2600000 --dram 1000000000``.
 """
 
 import time

@@ -97,9 +97,9 @@ class Storage:
             raise
 
     @staticmethod
-    def open_store(path: str | os.PathLike[str], *, writable: bool, files: Files | None = None) -> tuple[Store, Any]:
-        """Return the store at a path and its description."""
-        store = Store.open(path, KIND, writable=writable, files=files)
+    def open_store(path: str | os.PathLike[str], **options: Any) -> tuple[Store, Any]:
+        """Return the store at a path and its description; for the options see :meth:`Store.open`."""
+        store = Store.open(path, KIND, **options)
         try:
             value = store.get(META)
             if value is None:
