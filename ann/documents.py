@@ -201,16 +201,20 @@ class DocumentIndex(Closing):
         return [distinct[row] for row in np.flatnonzero(self.index.contains(distinct))] if distinct else []
 
 
+_OF_SEVERAL = ("in", "not in", "contains any", "contains all")  # operators whose value is a sequence
+
+
 def comparison(name: str, operator: str, value: Any) -> str:
     """Return a test of a filter: ``comparison("lang", "==", "en")`` is ``lang == 'en'``.
 
     Parameters
     ----------
     operator
-        ``==``, ``!=``, ``<``, ``<=``, ``>``, ``>=``, ``in`` or ``not in``.
+        ``==``, ``!=``, ``<``, ``<=``, ``>``, ``>=``, ``in``, ``not in``; of lists ``contains``, ``contains any``,
+        ``contains all``.
     value
-        A number, a bool or text; a sequence of these for ``in``, which may be empty; None, which is null, for ``==``
-        and ``!=``.
+        A number, a bool or text; a sequence of these for ``in``, ``any`` and ``all``, which may be empty; None, which
+        is null, for ``==`` and ``!=``.
 
     Raises
     ------
@@ -225,9 +229,9 @@ def comparison(name: str, operator: str, value: Any) -> str:
     """
     if value is None and operator in ("==", "!="):
         return f"{name} is {'' if operator == '==' else 'not '}null"
-    if operator in ("in", "not in") and not len(value):
-        return f"{name} is null {'and' if operator == 'in' else 'or'} {name} is not null"
-    if operator in ("in", "not in"):
+    if operator in _OF_SEVERAL and not len(value):
+        return f"{name} is null {'and' if operator in ('in', 'contains any') else 'or'} {name} is not null"
+    if operator in _OF_SEVERAL:
         return f"{name} {operator} ({', '.join(_literal(name, each) for each in value)})"
     return f"{name} {operator} {_literal(name, value)}"
 

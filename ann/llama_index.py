@@ -132,7 +132,7 @@ class ZoomVectorStore(BasePydanticVectorStore):
             raise NotImplementedError("query: node_ids; filter by an attribute instead")
         tests = [self._where(query.filters)] if query.filters is not None else []
         if query.doc_ids is not None:
-            tests.append(_any_of(_SOURCE, query.doc_ids))
+            tests.append(_of_several(_SOURCE, "in", query.doc_ids))
         where = " and ".join(f"({test})" for test in tests if test) or None
         if query.mode == VectorStoreQueryMode.MMR:
             found = self._unlike(query, where, **options)
@@ -201,15 +201,15 @@ class ZoomVectorStore(BasePydanticVectorStore):
             is_text = index is not None and index.fields.get(key) == "str"
             return f"{key} is null or {key} == ''" if is_text else f"{key} is null"
         if operator == FilterOperator.IN:
-            return _any_of(key, value)
+            return _of_several(key, "in", value)
         if operator == FilterOperator.NIN:
-            return f"not ({_any_of(key, value)})"
+            return f"not ({_of_several(key, 'in', value)})"
         if operator == FilterOperator.NE:
             return f"{key} is null or {comparison(key, '!=', value)}"
         if operator == FilterOperator.CONTAINS:
-            return comparison(key, "contains", value)
+            return f"{key} is not null and {comparison(key, 'contains', value)}"
         if operator in (FilterOperator.ANY, FilterOperator.ALL):
-            return _contains(key, operator.value, value)
+            return _of_several(key, f"contains {operator.value}", value)
         if operator.value not in ("==", "<", "<=", ">", ">="):
             raise NotImplementedError(
                 f"filters: {operator.value!r}; expected ==, !=, <, <=, >, >=, in, nin, is_empty, contains, any or all"
@@ -217,8 +217,8 @@ class ZoomVectorStore(BasePydanticVectorStore):
         return f"{key} is not null and {comparison(key, operator.value, value)}"
 
 
-def _any_of(name: str, values: Any) -> str:
-    """Return the test whether an attribute is one of these values."""
+def _of_several(name: str, operator: str, values: Any) -> str:
+    """Return the test of an attribute beside several values."""
     if not isinstance(values, list):
-        raise TypeError(f"filters: {name} in {values!r}: expected a list of values")
-    return f"{name} is not null and {comparison(name, 'in', values)}"
+        raise TypeError(f"filters: {name} {operator} {values!r}: expected a list of values")
+    return f"{name} is not null and ({comparison(name, operator, values)})"

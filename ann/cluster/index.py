@@ -519,7 +519,7 @@ class ShardedIndex(Closing):
         moved: npt.NDArray[np.int64], given: list[dict[str, Any]] | None,
     ) -> None:  # fmt: skip
         """Add vectors that left their shard, with the fields that they had, and those given over them."""
-        schema = {name: kind for name, kind in self._fields.items() if kind != "document"}
+        schema: dict[str, Any] = {name: kind for name, kind in self._fields.items() if kind != "document"}
         values: Columns = {}
         for name in schema:
             before = as_objects(as_columns({name: fields[name]}, len(ids)), schema)[name]
