@@ -73,7 +73,7 @@ see_all_of_venv = $(BIN)/python -c "import site; print(*(f'import site; site.add
 PLUGINS := .venv-plugins
 PLUGIN_TESTS := $(foreach name,avalanche torchrl mammoth plugins,tests/recsys/test_replay_$(name).py) \
     $(foreach name,containers_plugins payload_plugins sklearn datasets langchain llama_index,tests/ann/test_$(name).py) \
-    tests/recsys/test_lightning.py
+    tests/recsys/test_lightning.py tests/memhier/test_backup_s3.py
 PLUGINS_RUN := $(PLUGINS)/bin/python -m pytest -p no:cacheprovider -o asyncio_default_fixture_loop_scope=function
 
 test-plugins: $(PLUGINS)/.installed  ## the adapters, tried with the real libraries
@@ -81,7 +81,7 @@ test-plugins: $(PLUGINS)/.installed  ## the adapters, tried with the real librar
 	MEMHIER_PLUGINS=1 $(PLUGINS_RUN) tests/test_house.py tests/test_documents.py -k "public_names or another_library"
 
 test-cluster: $(PLUGINS)/.installed  ## indexes over several shards, in Ray on this machine
-	OMP_NUM_THREADS=1 $(PLUGINS)/bin/python -m pytest -p no:cacheprovider tests/cluster -o asyncio_default_fixture_loop_scope=function
+	OMP_NUM_THREADS=1 $(PLUGINS_RUN) tests/cluster
 
 $(PLUGINS)/.installed: $(VENV)/.developing constraints-plugins.txt
 	@echo "Installing the libraries that adapters serve into $(PLUGINS) (some 600 MB)"
