@@ -47,9 +47,9 @@ class HitTable:
 
     def columns(self) -> dict[str, npt.NDArray[Any]]:
         """Return all columns by their name in a table."""
-        fields = dict(zip(_shown(self.fields, _TABLE_NAMES), self.fields.values(), strict=True))
-        places = dict(zip(_TABLE_NAMES, (self.query, self.rank, self.ids, self.distances), strict=True))
-        return {**places, **fields}
+        own: tuple[npt.NDArray[Any], ...] = (self.query, self.rank, self.ids, self.distances)
+        names = (*_TABLE_NAMES, *_shown(self.fields, _TABLE_NAMES))
+        return dict(zip(names, (*own, *self.fields.values()), strict=True))
 
 
 class Hits:
