@@ -138,8 +138,8 @@ def _dealt(means: Floats, sizes: npt.NDArray[np.float64], shards: int, seed: int
 
     Cells choose the nearest shard that has room, those first that lose most by another.
     """
-    if shards >= len(means):
-        return np.arange(len(means), dtype=np.int64)
+    if shards == 1 or shards >= len(means):
+        return np.arange(len(means), dtype=np.int64) % shards
     with one_thread():
         hubs = faiss.Kmeans(means.shape[1], shards, niter=_ROUNDS, seed=seed, min_points_per_centroid=1)
         hubs.train(means, weights=np.maximum(sizes, 1e-3).astype(np.float32))
