@@ -16,7 +16,8 @@ import pytest
 from memhier.ann import open_vectors, read_ground_truth, write_vectors
 from memhier.benchmarks.bench.results import read_rows
 from memhier.benchmarks.bench.workload import load_workload
-from memhier.benchmarks.cli.index.inputs import given_ids, read_table
+from memhier.benchmarks.cli.index.inputs import given_ids
+from memhier.benchmarks.cli.index.tables import TableFile, read_attributes, read_documents
 from memhier.benchmarks.cli.traces import read_trace
 from memhier.errors import FormatError
 from memhier.recsys import read_avazu, read_criteo, read_criteo_npy, read_criteo_parquet, read_lightgcn, read_movielens
@@ -80,6 +81,8 @@ def use_criteo_npy(path: Path) -> int:
     return everything(read_criteo_npy(path, dense, sparse, [10] * 26))
 
 
+LINES = b"".join(b'{"n": %d, "text": "text %d"}\n' % (n, n) for n in range(40))
+
 WORKLOAD = b"""
 name = "x"
 group = "search"
@@ -131,7 +134,16 @@ FILES: dict[str, tuple[Callable[[Path], bytes], Use]] = {
     "ids.parquet": (
         lambda folder: parquet(folder, {"id": list(range(40))}), lambda path: given_ids("", str(path), "id", "int64"),
     ),
-    "about.parquet": (lambda folder: parquet(folder, {"id": list(range(40))}), lambda path: read_table(str(path))),
+    "about.parquet": (
+        lambda folder: parquet(folder, {"id": list(range(40))}),
+        lambda path: read_attributes(TableFile(str(path), None)),
+    ),
+    "texts.parquet": (
+        lambda folder: parquet(folder, {"text": [f"text {n}" for n in range(40)]}),
+        lambda path: [*read_documents(TableFile(str(path), None))],
+    ),
+    "about.jsonl": (lambda _: LINES, lambda path: read_attributes(TableFile(str(path), None))),
+    "texts.jsonl": (lambda _: LINES, lambda path: [*read_documents(TableFile(str(path), None))]),
     "workload.toml": (lambda _: WORKLOAD, load_workload),
     "results.jsonl": (lambda _: (json.dumps(ROW) + "\n").encode() * 5, read_rows),
 }  # fmt: skip

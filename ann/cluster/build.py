@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import ray
 
 from memhier.ann.cluster.cells import SAMPLE_OF_CELL, Cells
 from memhier.ann.cluster.cluster_map import ClusterMap
 from memhier.ann.cluster.given import Columns, taken
 from memhier.ann.cluster.nodes import actor_on, cores_of_nodes, remove_folders
+from memhier.ann.cluster.ray_extra import ray
 from memhier.ann.cluster.routing import NEIGHBOURS, Routing, gaps
 from memhier.ann.cluster.shard_build import ShardBuild
 from memhier.ann.zoom.filters.attributes import merge_schema

@@ -7,11 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import ray
-from ray.exceptions import RayActorError, RayTaskError
-
 from memhier.ann.cluster.cluster_map import ClusterMap
 from memhier.ann.cluster.nodes import actor_on
+from memhier.ann.cluster.ray_extra import RayActorError, RayTaskError, ray
 from memhier.ann.cluster.shard import NotOpenError, Shard
 from memhier.ann.cluster.shard_copy import ShardCopy
 from memhier.errors import LockedError

@@ -7,10 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
 from memhier.ann.cluster.cluster_map import ClusterMap
+from memhier.ann.cluster.ray_extra import NodeAffinitySchedulingStrategy, ray
 from memhier.errors import MemhierError
 
 __all__ = ["actor_on", "alive_nodes", "cores_of_nodes", "find_maps", "remove_folders", "shard_folder", "spread"]

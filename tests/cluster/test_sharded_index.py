@@ -5,7 +5,7 @@ import shutil
 import numpy as np
 import pytest
 
-pytest.importorskip("ray", reason="needs the extra ray; `make test-cluster` installs it")
+pytest.importorskip("ray.util", reason="needs the extra ray; `make test-cluster` installs it")
 
 from memhier.ann import ZoomIndex
 from memhier.ann.cluster import ShardedIndex

@@ -73,6 +73,7 @@ def read_attributes(file: TableFile) -> dict[str, Any]:
         schema = parquet.read_schema(file.path)
         names = _chosen(file, schema, lambda kind: not arrow.types.is_nested(kind))
         table = parquet.read_table(file.path, columns=names)
+        table.validate(full=True)  # text is not checked before
     except (OSError, arrow.ArrowException) as error:
         raise damaged(file.path, error) from error
     return {name: table[name] for name in names}
@@ -89,6 +90,7 @@ def _batches(file: TableFile) -> Iterator[Row]:
         with parquet.ParquetFile(file.path, buffer_size=_BUFFER_BYTES, pre_buffer=False) as opened:
             names = _chosen(file, opened.schema_arrow, lambda kind: not _holds_vectors(arrow, kind))
             for batch in opened.iter_batches(_BLOCK, columns=names, use_threads=False):
+                batch.validate(full=True)  # text is not checked before
                 yield from batch.to_pylist()
     except (OSError, arrow.ArrowException) as error:
         raise damaged(file.path, error) from error
