@@ -26,7 +26,7 @@ __all__ = ["IndexPlan", "SearchWorkload", "plan_index"]
 
 _SAMPLE_ROWS = 32768
 _LEAST_ROWS = 2048  # of a sample: below, held-out vectors and lists are too few to tell anything
-_QUERIES = 400  # taken from the sample where none are given
+_QUERIES = 256  # taken from the sample where none are given
 _STEPS = 4  # from the smallest small index to the largest, which is eight times as large
 _SHRUNK = 8
 _DRAM_SHARE = 0.85  # of a machine, for the index; the rest is for the system, Python and results
@@ -173,7 +173,7 @@ def plan_index(
     node
         One machine.
     queries
-        Vectors ``[q, d]`` to ask for; by default 400 of the sample, which are then not indexed.
+        Vectors ``[q, d]`` to ask for; by default 256 of the sample, which are then not indexed.
     sample_rows
         Vectors of the sample to use at most, drawn with `seed`. More take longer and predict better.
     cpu_factor

@@ -110,8 +110,8 @@ class QueueTimes:
         Seconds from a query's arrival to its answer.
     cores, drives, searches
         Shares of the time that they were busy, 0 to 1.
-    queries
-        Queries that count.
+    answered_per_s
+        Queries per second from the first arrival to the last answer.
     """
 
     p50_s: float
@@ -120,7 +120,7 @@ class QueueTimes:
     cores: float
     drives: float
     searches: float
-    queries: int
+    answered_per_s: float
 
 
 class _Servers:
@@ -283,5 +283,5 @@ class _Simulation:
             cores=sum(machine.cores.busy for machine in machines) / (whole * node.cores),
             drives=drives / (whole * node.drives * node.channels),
             searches=sum(machine.held for machine in machines) / (whole * self._fleet.searches),
-            queries=len(counted),
+            answered_per_s=len(ends) / max(ends.max() - arrivals[0], 1e-12),
         )
