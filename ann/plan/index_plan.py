@@ -5,13 +5,13 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from memhier.ann.plan.build_law import BuildLaw
-from memhier.ann.plan.effort_law import EffortLaw, QueryWork
+from memhier.ann.plan.effort_law import EffortLaw
 from memhier.ann.plan.geometry import Geometry, find_geometry
 from memhier.ann.plan.small_index import Asked, measure_small
 from memhier.ann.zoom.arguments import STORED_DTYPES
@@ -20,7 +20,7 @@ from memhier.ann.zoom.source import open_source
 from memhier.arguments import check_int, check_number
 from memhier.budget import format_bytes
 from memhier.planning.node import Node
-from memhier.planning.queues import Fleet, QueryTrace, QueueTimes, simulate_queues
+from memhier.planning.queues import Busiest, Fleet, QueryTrace, QueueTimes, most_queries, simulate_queues
 
 __all__ = ["IndexPlan", "SearchWorkload", "plan_index"]
 
@@ -37,7 +37,6 @@ _GROWTH = 1.15  # of the replicas, until the latency is kept
 _ATTEMPTS = 40
 
 Matrix: TypeAlias = npt.NDArray[Any]
-Limit: TypeAlias = Literal["cores", "drives", "searches"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +105,8 @@ class IndexPlan:
     build_hours
         Processor hours of one machine's build: hours on one core.
     factors
-        Of 95 % intervals of probes and reads, from the scatter of the small indexes: figure / factor to figure * factor.
+        Of 95 % intervals of probes and reads, from the scatter of the small indexes: from figure / factor to figure *
+        factor.
     places
         Searches that a machine runs at a time.
     trace
@@ -136,7 +136,7 @@ class IndexPlan:
     cores: float
     drives: float
     searches: float
-    limit: Limit
+    limit: Busiest
     qps_most: float
     build_hours: float
     factors: dict[str, float]
@@ -220,9 +220,7 @@ class _Question:
     cpu_factor: float
 
 
-def _draw(
-    sample: object, queries: object, workload: SearchWorkload, most: int, seed: int
-) -> tuple[Matrix, Asked]:
+def _draw(sample: object, queries: object, workload: SearchWorkload, most: int, seed: int) -> tuple[Matrix, Asked]:
     """Return vectors of the sample in random order, and what is asked."""
     with tempfile.TemporaryDirectory() as scratch, open_source(sample, Path(scratch)) as source:
         if source.count < _LEAST_ROWS:
@@ -281,7 +279,7 @@ def _plan_shards(shards: int, geometry: Geometry, base: Matrix, asked: Asked, qu
     work = effort.at(geometry.vectors, layout.lists)
     trace = effort.trace_at(work, question.cpu_factor, asked.seed)
     fleet = Fleet(question.node, shards, 1, layout.searches)
-    limit, most = _most(trace, fleet)
+    limit, most = most_queries(trace, fleet)
     replicas, times = _replicate(trace, fleet, workload, most)
     seconds = question.cpu_factor * build.seconds(geometry.vectors, layout, effort.code_s)
     laws = {"probes": effort.probed, "reads": effort.pages}
@@ -307,20 +305,6 @@ def _calibrate(geometry: Geometry, base: Matrix, asked: Asked, dram: int) -> tup
             path = Path(folder) / f"{size}.index"
             measured.append(measure_small(base[:size], asked, geometry.layout_of(size), dram, path))
     return EffortLaw.fit(measured, asked.k), BuildLaw.fit(measured)
-
-
-def _most(trace: QueryTrace, fleet: Fleet) -> tuple[Limit, float]:
-    """Return what is busy first, and the queries per second at which it always is."""
-    node, tiny = fleet.node, 1e-12
-    cpu = max(tiny, float(trace.cpu_s.mean()))
-    alone = simulate_queues(trace, Fleet(node, 1, 1, fleet.searches), 1e-3 / cpu, queries=1000)
-    rates: dict[Limit, float] = {
-        "cores": node.cores / cpu,
-        "drives": node.iops / max(tiny, float(trace.pages.mean())),
-        "searches": fleet.searches / alone.mean_s,
-    }
-    limit = min(rates, key=lambda name: rates[name])
-    return limit, rates[limit]
 
 
 def _replicate(trace: QueryTrace, fleet: Fleet, workload: SearchWorkload, most: float) -> tuple[int, QueueTimes]:
@@ -353,8 +337,8 @@ def _assumptions(
         f"A query takes {1e6 * effort.call_s:.0f} us of processor time, {1e9 * effort.code_s:.1f} ns for each code and "
         f"{1e6 * effort.page_s:.1f} us for each page (off by {effort.cpu_residual:.1%}); a core of the node takes "
         f"{question.cpu_factor:g} times as long as this machine's.",
-        f"Build times are those of small indexes, phase by phase (off by {build.residual:.1%}); the graph over more than "
-        "12,288 lists is reckoned from the cost of a walk, not measured.",
+        f"Build times are those of small indexes, phase by phase (off by {build.residual:.1%}), on one core; the graph "
+        "over more than 12,288 lists is reckoned from the cost of a walk, not measured.",
         f"{_DRAM_SHARE:.0%} of a node's DRAM ({format_bytes(_DRAM_SHARE * question.node.dram)}) is the index's budget.",
         "Each query goes to every shard of one replica and asks one query a call; queries arrive at random.",
         f"At most {_BUSY:.0%} of cores, drives or places of searches are busy; reads take log-normal times ("

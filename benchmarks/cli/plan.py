@@ -53,7 +53,7 @@ class Count(click.ParamType):
 @click.option("--node", default=_NODE, show_default=True, help="One machine. An NVMe may also have its size and the "
               "time of a read: 'NVMe 800k IOPS 3.84 TB 80 us'.")  # fmt: skip
 @click.option("--device", type=click.Path(exists=True, dir_okay=False),
-              help="The drive of the machine, as memhier probe --json wrote it, in place of that of --node.")  # fmt: skip
+              help="The machine's drive, as memhier probe --json wrote it, in place of that of --node.")  # fmt: skip
 @click.option("--sample", type=click.Path(exists=True, dir_okay=False),
               help="A file of your own: vectors for --vectors, ids in the order of training for --rows.")  # fmt: skip
 @click.option("--dim", type=click.IntRange(1), help="[vectors] Dimension; that of --sample by default.")
@@ -66,7 +66,8 @@ class Count(click.ParamType):
 @click.option("--k", type=click.IntRange(1), default=10, show_default=True, help="[vectors] Neighbours of a query.")
 @click.option("--metric", type=click.Choice(["l2", "ip", "cosine"]), default="l2", show_default=True,
               help="[vectors] Distance.")  # fmt: skip
-@click.option("--p99-ms", type=click.FloatRange(0, min_open=True), help="[vectors] Latency that 99 % of queries keep.")
+@click.option("--p99-ms", type=click.FloatRange(0, min_open=True),
+              help="[vectors] Latency that 99 % of queries keep.")  # fmt: skip
 @click.option("--queries", type=click.Path(exists=True, dir_okay=False),
               help="[vectors] A file of your own queries; vectors of the sample by default.")  # fmt: skip
 @click.option("--sample-rows", type=click.IntRange(2048), default=32768, show_default=True,

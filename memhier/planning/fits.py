@@ -12,6 +12,7 @@ __all__ = ["GrowthLaw", "fit_work"]
 
 Floats = npt.NDArray[np.float64]
 
+_T95 = 3.18  # Student's t for 95 % and three degrees of freedom: five sizes less two numbers
 _NOISE = 0.04  # relative, of one measured value: the calibration of one index differs from the next
 _BEND = 0.1  # that the slope may change over a factor of e in size, as far as prior knowledge goes
 
@@ -20,9 +21,9 @@ _BEND = 0.1  # that the slope may change over a factor of e in size, as far as p
 class GrowthLaw:
     """How a quantity grows with N: a parabola in logarithms through the measured sizes; beyond, its slope dies away.
 
-    Where a larger set is as a small one seen from nearer, which neighbourhoods of vectors are, means do not grow at all;
-    the growth at small sizes is that of sets which end within a neighbourhood. So the slope, taken from the parabola's
-    end, falls exponentially, at the rate at which the parabola bends down there; where it does not bend, never.
+    Where a larger set looks like a small one seen from nearer, means do not grow at all; small sets grow because they
+    end within a neighbourhood. So the slope at the parabola's end falls exponentially from there, at the rate at which
+    the parabola bends down; where it does not bend down, the slope stays.
 
     Attributes
     ----------
@@ -93,8 +94,12 @@ class GrowthLaw:
         return float(self.level * math.exp(self.slope * self._way(size)))
 
     def factor(self, size: float) -> float:
-        """Return the factor f of a 95 % interval at a size: from value / f to value * f."""
-        return math.exp(2 * math.hypot(self.level_error, self.slope_error * self._way(size)))
+        """Return the factor f of a 95 % interval at a size: from value / f to value * f.
+
+        It takes the slope to stay: how fast it fades is the least certain of all.
+        """
+        away = abs(math.log(size / self.size))
+        return math.exp(_T95 * math.hypot(self.level_error, self.slope_error * away))
 
     def _way(self, size: float) -> float:
         """Return the logarithm of how often the size is the largest measured, shortened as the slope fades."""

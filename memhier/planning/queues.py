@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
+from typing import Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,11 +20,13 @@ from memhier.arguments import check_int, check_number
 from memhier.planning.node import Node
 from memhier.rows.rank_request import round_sizes
 
-__all__ = ["Fleet", "QueryTrace", "QueueTimes", "simulate_queues"]
+__all__ = ["Busiest", "Fleet", "QueryTrace", "QueueTimes", "most_queries", "simulate_queues"]
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+Busiest: TypeAlias = Literal["cores", "drives", "searches"]
 
+_ALONE = 2000  # queries that tell how long a search holds its place
 _WARM = 0.1  # of the queries, that fill the queues and do not count
 
 
@@ -59,7 +62,7 @@ class QueryTrace:
     def __post_init__(self) -> None:
         if not len(self.cpu_s) or self.cpu_s.shape != self.pages.shape or self.cpu_s.ndim != 1:
             raise ValueError(
-                f"cpu_s, pages: shapes {list(self.cpu_s.shape)}, {list(self.pages.shape)}: expected [q], one query or more"
+                f"cpu_s, pages: shapes {list(self.cpu_s.shape)}, {list(self.pages.shape)}: expected [q], one or more"
             )
         if not (np.isfinite(self.cpu_s) & (self.cpu_s >= 0)).all() or (self.pages < 0).any():
             raise ValueError("cpu_s, pages: expected finite numbers from zero up")
@@ -111,7 +114,7 @@ class QueueTimes:
     cores, drives, searches
         Shares of the time that they were busy, 0 to 1.
     answered_per_s
-        Queries per second from the first arrival to the last answer.
+        Queries answered per second until the last one arrives.
     """
 
     p50_s: float
@@ -195,6 +198,23 @@ def simulate_queues(trace: QueryTrace, fleet: Fleet, rate: float, *, queries: in
     check_number("rate", rate, 0, above=True)
     check_int("queries", queries, 10)
     return _Simulation(trace, fleet, rate, queries, seed).run()
+
+
+def most_queries(trace: QueryTrace, fleet: Fleet) -> tuple[Busiest, float]:
+    """Return the servers of a fleet that are busy first, and the queries per second at which they always are.
+
+    A search holds its place as long as it takes on an idle machine.
+    """
+    node, tiny = fleet.node, 1e-12
+    cpu_s = max(tiny, float(trace.cpu_s.mean()))
+    alone = simulate_queues(trace, Fleet(node, 1, 1, fleet.searches), 1e-3 / cpu_s, queries=_ALONE)
+    rates: dict[Busiest, float] = {
+        "cores": node.cores / cpu_s,
+        "drives": node.iops / max(tiny, float(trace.pages.mean())),
+        "searches": fleet.searches / alone.mean_s,
+    }
+    busiest = min(rates, key=lambda name: rates[name])
+    return busiest, fleet.replicas * rates[busiest]
 
 
 class _Simulation:
@@ -283,5 +303,5 @@ class _Simulation:
             cores=sum(machine.cores.busy for machine in machines) / (whole * node.cores),
             drives=drives / (whole * node.drives * node.channels),
             searches=sum(machine.held for machine in machines) / (whole * self._fleet.searches),
-            answered_per_s=len(ends) / max(ends.max() - arrivals[0], 1e-12),
+            answered_per_s=float((ends <= arrivals[-1]).sum() / arrivals[-1]),
         )

@@ -5,12 +5,11 @@ three quarters and all of their vectors. Each plan is calibrated on a quarter of
 are asked then. Both get the same DRAM and a probe of the device. Latency is measured under load: queries arrive at
 random, whether earlier ones are answered or not, at a share of the rate that the plan takes for the most.
 
-Processor time on a shared machine changes from minute to minute. So a fixed search is timed beside the small indexes and
-beside the measurement; ``pace`` is the ratio of the two, 1 on a quiet machine, and the column ``at that pace`` is the
-prediction with processor times multiplied by it.
+``others`` are the cores that other processes kept busy meanwhile. On a machine that is not quiet, processor times
+differ from minute to minute, and latencies tell nothing.
 
-Two more predictions are for a hundred times this machine, and a simulation of a hundred machines answers: the most
-queries a second, and the latency of an index of a hundred shards.
+Two more predictions are for a hundred machines, and a simulation of all their queues answers: the most queries a
+second, and the latency at a share of them, which a plan takes from the queues of one machine.
 """
 
 import os
@@ -19,7 +18,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -32,10 +31,11 @@ from memhier.ann import ZoomIndex
 from memhier.ann.plan import IndexPlan, SearchWorkload, plan_index
 from memhier.benchmarks.bench.figures import Figure, Record
 from memhier.benchmarks.datasets import data_set_folder, load_search_set
+from memhier.benchmarks.machine import Neighbours
 from memhier.benchmarks.workloads.harness import Outcome, Row, rows_table, workload
 from memhier.io.device import probe
 from memhier.planning.node import Node
-from memhier.planning.queues import Fleet, QueryTrace, QueueTimes, simulate_queues
+from memhier.planning.queues import Fleet, most_queries, simulate_queues
 
 __all__ = ["main"]
 
@@ -77,27 +77,6 @@ def load(name: str, most: int | None) -> Case:
     return Case(name, base[:most], queries[:ASKED], queries[ASKED:])
 
 
-class Pace:
-    """The processor time of a fixed search, which tells how fast the machine is just now."""
-
-    def __init__(self, case: Case, folder: Path) -> None:
-        self._queries = case.calibrating
-        self._index = ZoomIndex.build(folder / "pace", case.base[:4096], dram=16 << 20)
-
-    def seconds(self) -> float:
-        """Return the median processor seconds of a query."""
-        spent = []
-        for query in self._queries:
-            before = time.thread_time()
-            self._index.search(query, K, recall=RECALL)
-            spent.append(time.thread_time() - before)
-        return float(np.median(spent))
-
-    def close(self) -> None:
-        """Close the index."""
-        self._index.close()
-
-
 def under_load(index: ZoomIndex, queries: Matrix, rate: float, seconds: float, places: int) -> Floats:
     """Return the seconds from arrival to answer of queries that arrive at random for so long, in the order of arrival.
 
@@ -133,46 +112,37 @@ def machine(folder: Path, dram: int) -> Node:
     return Node.of_probe(profile, os.cpu_count() or 1, int(np.ceil(dram / DRAM_SHARE)))
 
 
-def measure(case: Case, share: float, seconds: float, pace: Pace, folder: Path) -> tuple[list[Row], IndexPlan]:
+def measure(case: Case, share: float, seconds: float, folder: Path) -> tuple[list[Row], IndexPlan]:
     """Return a row for each figure of an index of a share of the vectors, and the plan."""
-    count = int(share * len(case.base))
-    dram = DRAM_EACH[case.name] * count
-    rows_most = int(SAMPLE * len(case.base))
-    node = machine(folder, dram)
-    before = pace.seconds()
-    plan = plan_index(
-        case.base[:rows_most], SearchWorkload(count, RECALL, 1.0, K), node, queries=case.calibrating,
-        sample_rows=rows_most,
-    )  # fmt: skip
-    between = pace.seconds()
-    spent = time.process_time()
-    index = ZoomIndex.build(folder / "index", case.base[:count], dram=int(DRAM_SHARE * node.dram))
-    spent = time.process_time() - spent
-    with index:
-        after, stats = pace.seconds(), index.stats()
-        pages, cpu = _asked_alone(index, case.asking)
-        now = (after + pace.seconds()) / (before + between)
-        trace = plan.trace.scaled(now, 1.0)
-        rate = LOAD * min(plan.qps_most, _most(trace, plan))
-        late = 1e3 * under_load(index, case.asking, rate, seconds, plan.places)
+    count, most = int(share * len(case.base)), int(SAMPLE * len(case.base))
+    node = machine(folder, DRAM_EACH[case.name] * count)
+    with Neighbours() as neighbours:
+        plan = plan_index(
+            case.base[:most], SearchWorkload(count, RECALL, 1.0, K), node, queries=case.calibrating, sample_rows=most
+        )
+        spent = time.process_time()
+        index = ZoomIndex.build(folder / "index", case.base[:count], dram=int(DRAM_SHARE * node.dram))
+        spent = time.process_time() - spent
+        rate = LOAD * plan.qps_most
+        with index:
+            stats = index.stats()
+            pages, cpu = _asked_alone(index, case.asking)
+            late = 1e3 * under_load(index, case.asking, rate, seconds, plan.places)
     shutil.rmtree(folder / "index")
-    plain, paced = (_at(each, plan, rate) for each in (plan.trace, trace))
+    times = simulate_queues(plan.trace, Fleet(plan.node, 1, 1, plan.places), rate, queries=10_000)
     figures = [
-        ("reads", "a query", plan.reads, plan.reads, pages),
-        ("DRAM", "MB", plan.dram_bytes / 1e6, plan.dram_bytes / 1e6, stats["planned_bytes"] / 1e6),
-        ("disk", "MB", plan.disk_bytes / 1e6, plan.disk_bytes / 1e6, stats["file_bytes"] / 1e6),
-        ("build", "CPU s", plan.build_hours * 3600, plan.build_hours * 3600 * 2 * after / (before + between), spent),
-        ("CPU", "ms a query", plan.cpu_ms, plan.cpu_ms * now, 1e3 * cpu),
-        ("p50", f"ms at {rate:,.0f}/s", 1e3 * plain.p50_s, 1e3 * paced.p50_s, float(np.quantile(late, 0.5))),
-        ("p99", f"ms at {rate:,.0f}/s", 1e3 * plain.p99_s, 1e3 * paced.p99_s, float(np.quantile(late, 0.99))),
+        ("reads", "a query", plan.reads, pages),
+        ("DRAM", "MB", plan.dram_bytes / 1e6, stats["planned_bytes"] / 1e6),
+        ("disk", "MB", plan.disk_bytes / 1e6, stats["file_bytes"] / 1e6),
+        ("build", "CPU s", plan.build_hours * 3600, spent),
+        ("CPU", "ms a query", plan.cpu_ms, 1e3 * cpu),
+        ("p50", f"ms at {rate:,.0f}/s", 1e3 * times.p50_s, float(np.quantile(late, 0.5))),
+        ("p99", f"ms at {rate:,.0f}/s", 1e3 * times.p99_s, float(np.quantile(late, 0.99))),
     ]
     return [
-        {
-            "data": case.name, "vectors": count, "figure": name, "unit": unit, "predicted": predicted,
-            "at_that_pace": at_pace, "measured": measured, "ratio": predicted / measured,
-            "ratio_at_pace": at_pace / measured, "pace": now,
-        }
-        for name, unit, predicted, at_pace, measured in figures
+        {"data": case.name, "vectors": count, "figure": name, "unit": unit, "predicted": predicted,
+         "measured": measured, "ratio": predicted / measured, "others": neighbours.cores}
+        for name, unit, predicted, measured in figures
     ], plan  # fmt: skip
 
 
@@ -186,35 +156,22 @@ def _asked_alone(index: ZoomIndex, queries: Matrix) -> tuple[float, float]:
     return float(np.mean(pages)), float(np.mean(spent))
 
 
-def _most(trace: QueryTrace, plan: IndexPlan) -> float:
-    """Return the queries a second that the places of searches answer at most."""
-    alone = _at(trace, plan, 1e-3 / float(trace.cpu_s.mean()))
-    return plan.places / alone.mean_s
-
-
-def _at(trace: QueryTrace, plan: IndexPlan, rate: float) -> QueueTimes:
-    return simulate_queues(trace, Fleet(plan.node, 1, 1, plan.places), rate, queries=10_000)
-
-
 def hundredfold(plan: IndexPlan, name: str) -> Iterator[Row]:
     """Yield predictions for a hundred machines, and what their simulation gives."""
-    node = Node(16, 64 << 30, 2, 800_000.0)
-    one = Fleet(node, 1, 1, 8)
-    alone = simulate_queues(plan.trace, one, 1e-3 / float(plan.trace.cpu_s.mean()), queries=2000)
-    most = MACHINES * min(
-        node.cores / float(plan.trace.cpu_s.mean()), node.iops / float(plan.trace.pages.mean()), 8 / alone.mean_s
-    )
-    flooded = simulate_queues(plan.trace, replace(one, replicas=MACHINES), 2 * most, queries=400 * MACHINES)
-    rate = LOAD * most / MACHINES
-    group = simulate_queues(plan.trace, one, rate, queries=20_000)
-    fleet = simulate_queues(plan.trace, replace(one, replicas=MACHINES), LOAD * most, queries=400 * MACHINES, seed=1)
-    each: Callable[[str, str, float, float], Row] = lambda figure, unit, predicted, simulated: {  # noqa: E731
-        "trace": name, "figure": figure, "unit": unit, "predicted": predicted, "simulated": simulated,
-        "ratio": predicted / simulated,
-    }  # fmt: skip
-    yield each("most queries", "a second", most, flooded.answered_per_s)
-    for quantile, own, whole in (("p50", group.p50_s, fleet.p50_s), ("p99", group.p99_s, fleet.p99_s)):
-        yield each(f"{quantile} of {LOAD * most:,.0f} queries/s", "ms", 1e3 * own, 1e3 * whole)
+    one = Fleet(Node(16, 64 << 30, 2, 800_000.0))
+    fleet, queries = replace(one, replicas=MACHINES), 400 * MACHINES
+    most = most_queries(plan.trace, fleet)[1]
+    rate = LOAD * most
+    flooded = simulate_queues(plan.trace, fleet, 2 * most, queries=queries)
+    group = simulate_queues(plan.trace, one, rate / MACHINES, queries=20_000)
+    whole = simulate_queues(plan.trace, fleet, rate, queries=queries, seed=1)
+    for figure, unit, predicted, simulated in (
+        ("most queries", "a second", most, flooded.answered_per_s),
+        (f"p50 of {rate:,.0f} queries/s", "ms", 1e3 * group.p50_s, 1e3 * whole.p50_s),
+        (f"p99 of {rate:,.0f} queries/s", "ms", 1e3 * group.p99_s, 1e3 * whole.p99_s),
+    ):
+        yield {"trace": name, "figure": figure, "unit": unit, "predicted": predicted, "simulated": simulated,
+               "ratio": predicted / simulated}  # fmt: skip
 
 
 @workload
@@ -229,15 +186,13 @@ def main(scratch: Path, names: tuple[str, ...], vectors: int | None, seconds: fl
     for name in names:
         case = load(name, vectors)
         with tempfile.TemporaryDirectory(dir=scratch) as folder:
-            pace = Pace(case, Path(folder))
             for share in SHARES:
-                found, plan = measure(case, share, seconds, pace, Path(folder))
+                found, plan = measure(case, share, seconds, Path(folder))
                 rows += found
-            pace.close()
         fleets += hundredfold(plan, name)
     figures = [
-        Figure.of(f"{row['figure']}, {row['data']}, {row['vectors']:,} vectors", row["ratio"], "predicted over measured",
-                  "neither", clock=row["figure"] in ("build", "CPU", "p50", "p99"))
+        Figure.of(f"{row['figure']}, {row['data']}, {row['vectors']:,} vectors", row["ratio"],
+                  "predicted over measured", "neither", clock=row["figure"] in ("build", "CPU", "p50", "p99"))
         for row in rows
     ]  # fmt: skip
     figures += [
@@ -247,7 +202,9 @@ def main(scratch: Path, names: tuple[str, ...], vectors: int | None, seconds: fl
     ]  # fmt: skip
     shown = [
         rows_table("Plans, and the indexes measured", rows),
-        rows_table(f"{MACHINES} machines of 16 cores and two NVMe drives, from the traces of the largest plans", fleets),
+        rows_table(
+            f"{MACHINES} machines of 16 cores and two NVMe drives, from the traces of the largest plans", fleets
+        ),
     ]
     return Outcome(Record(figures), shown, {"results": rows, "fleets": fleets})
 
