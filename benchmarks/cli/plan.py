@@ -28,7 +28,7 @@ _OPTIONS = {
 _COMMON = {"node", "device", "cpu_factor", "price_node_hour", "seed", "json_path"}
 
 
-class Count(click.ParamType):
+class Count(click.ParamType[int]):
     """A whole number, also as 1e9."""
 
     name = "count"
@@ -91,7 +91,7 @@ class Count(click.ParamType):
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of samples and simulations.")
 @json_option
 @click.pass_context
-def plan(ctx: click.Context, **options: Any) -> None:
+def plan(ctx: click.Context, /, **options: Any) -> None:
     """Say how many machines a workload needs, and the figures that they will show; then every assumption.
 
     Give one of --vectors, --rows and --samples.

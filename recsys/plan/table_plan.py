@@ -17,7 +17,6 @@ from memhier.io.reader import Reader
 from memhier.log.compaction import rewriting_bytes
 from memhier.log.parts import ENTRY
 from memhier.planning.node import Node
-from memhier.planning.simulation import simulate
 from memhier.recsys.plan.zipf import Zipf
 from memhier.rows.rows import rows_per_page
 from memhier.table.sizes import TRAINING_ASIDE, Sizes, TierNeeds, log_bytes, policy_bytes
@@ -29,7 +28,6 @@ _BUSY = 0.7  # of the drives' reads at most
 _LOG_SHARE = 0.5  # of a log is living rows, at least
 _NODES_MOST = 1 << 24
 _ROWS_MOST = 2**31 - 1  # that one machine's tables write
-_CHECKED = 4  # a sample is checked with room for one in so many of its distinct rows
 
 Ints = npt.NDArray[np.int64]
 Limit: TypeAlias = Literal["DRAM", "disk", "rows a machine", "step time"]
@@ -204,7 +202,7 @@ def fewest(limits: list[tuple[Limit, Callable[[int], bool]]], question: str) -> 
 
 
 def _fitted(ids: npt.NDArray[np.int64], workload: TableWorkload) -> tuple[Zipf, str]:
-    """Return the law of a sample, and words on how well it tells the sample's own reads."""
+    """Return the law of a sample, and words on how well it tells a half of them."""
     if ids.ndim != 1 or ids.dtype.kind not in "iu" or len(ids) < 2:
         raise ValueError(f"sample: {ids.dtype} of shape {list(ids.shape)}: expected two ids or more, int64 [n]")
     ids = ids.astype(np.int64)
@@ -212,12 +210,10 @@ def _fitted(ids: npt.NDArray[np.int64], workload: TableWorkload) -> tuple[Zipf, 
     if distinct > workload.rows:
         raise ValueError(f"sample: {distinct:,} distinct ids, rows={workload.rows:,}: expected at least as many rows")
     law = Zipf.fit(workload.rows, len(ids), distinct)
-    resident = max(1, distinct // _CHECKED)
-    read = simulate(ids, dram=resident, row_bytes=1, policy="static").reads
-    predicted = len(ids) * (1 - law.hit_ratio(resident))
+    half = ids[: len(ids) // 2]
     words = (
-        f"fitted to {len(ids):,} ids of {distinct:,} rows; with the {resident:,} most popular in DRAM it tells "
-        f"{predicted:,.0f} reads, the sample needs {read:,}"
+        f"fitted to {len(ids):,} ids of {distinct:,} rows; by it the first half has {law.distinct(len(half)):,.0f} "
+        f"rows, and it has {len(np.unique(half)):,}"
     )
     return law, words
 

@@ -55,7 +55,7 @@ class Zipf:
 
     def hit_ratio(self, resident: int) -> float:
         """Return the share of accesses that go to the `resident` most popular rows."""
-        return float(self._below(np.array([min(resident, self.rows) + 1.0]))[0])
+        return float(self._between(np.array([1.0, min(resident, self.rows) + 1.0]))[0])
 
     def distinct(self, accesses: int) -> float:
         """Return how many distinct rows so many accesses touch on average."""
@@ -68,18 +68,19 @@ class Zipf:
         first, last = resident + 1.0, self.rows + 1.0
         # Single ranks first, then bins of growing length.
         edges = np.unique(np.concatenate([
-            np.arange(first, min(first + _BINS, last)), np.geomspace(first, last, _BINS), [first, last]
+            np.arange(first, min(first + _BINS, last)), np.rint(np.geomspace(first, last, _BINS)), [first, last]
         ]))  # fmt: skip
         edges = edges[(edges >= first) & (edges <= last)]
         widths = np.diff(edges)
-        each = np.diff(self._below(edges)) / widths
+        each = self._between(edges) / widths
         return float(np.sum(widths * -np.expm1(accesses * np.log1p(-np.minimum(each, 1 - 1e-12)))))
 
-    def _below(self, rank: Floats) -> Floats:
-        """Return the share of accesses to ranks below one, as the integral of the density."""
+    def _between(self, ranks: Floats) -> Floats:
+        """Return the share of accesses from each rank to the next, as the integral of the density."""
         power = 1.0 - self.exponent
+        steps, whole = np.diff(np.log(ranks)), math.log(self.rows + 1.0)
         if abs(power) < 1e-9:
-            shares: Floats = np.log(rank) / math.log(self.rows + 1.0)
-        else:
-            shares = np.expm1(power * np.log(rank)) / math.expm1(power * math.log(self.rows + 1.0))
+            shares: Floats = steps / whole
+        else:  # no difference of nearly equal numbers
+            shares = ranks[:-1] ** power * np.expm1(power * steps) / math.expm1(power * whole)
         return shares

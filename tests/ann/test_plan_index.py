@@ -1,4 +1,4 @@
-"""Plans of indexes: sizes beside those of real builds, effort beside real searches, answers that follow the question."""
+"""Plans of indexes: sizes beside those of real builds, effort beside real searches, answers to each question."""
 
 import dataclasses
 from pathlib import Path
