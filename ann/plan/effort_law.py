@@ -14,6 +14,11 @@ from memhier.planning.queues import QueryTrace
 __all__ = ["EffortLaw", "QueryWork"]
 
 
+# A sample of a clustered set may be too thin to show its growth. The reads of all sets measured, up to 10 million
+# vectors, grew as N^0.13 or faster (`python -m memhier.benchmarks.workloads.search.plan`, README on ten million).
+_LEAST_SLOPE = 0.1
+
+
 @dataclass(frozen=True, slots=True)
 class QueryWork:
     """The mean work of one query.
@@ -71,7 +76,7 @@ class EffortLaw:
         call_s = max(0.0, float(np.median(rest)))
         off = [(call_s - alone) / small.cpu_s.mean() for alone, small in zip(rest, measured, strict=True)]
         trace = QueryTrace(last.cpu_s, last.pages.astype(np.int64), page_s, k)
-        laws = {name: GrowthLaw.fit(sizes, values) for name, values in means.items()}
+        laws = {name: GrowthLaw.fit(sizes, values, low=_LEAST_SLOPE) for name, values in means.items()}
         return cls(**laws, call_s=call_s, code_s=code_s, page_s=page_s,
                    cpu_residual=float(np.sqrt(np.mean(np.square(off)))), trace=trace)  # fmt: skip
 

@@ -104,9 +104,8 @@ class IndexPlan:
         Queries per second at which it would always be busy.
     build_hours
         Processor hours of one machine's build: hours on one core.
-    factors
-        Of 95 % intervals of probes and reads, from the scatter of the small indexes: from figure / factor to figure *
-        factor.
+    ranges
+        Ends of 95 % intervals of probes and reads, from the scatter of the small indexes.
     places
         Searches that a machine runs at a time.
     trace
@@ -139,7 +138,7 @@ class IndexPlan:
     limit: Busiest
     qps_most: float
     build_hours: float
-    factors: dict[str, float]
+    ranges: dict[str, tuple[float, float]]
     places: int
     trace: QueryTrace
     assumptions: tuple[str, ...]
@@ -283,7 +282,7 @@ def _plan_shards(shards: int, geometry: Geometry, base: Matrix, asked: Asked, qu
     replicas, times = _replicate(trace, fleet, workload, most)
     seconds = question.cpu_factor * build.seconds(geometry.vectors, layout, effort.code_s)
     laws = {"probes": effort.probed, "reads": effort.pages}
-    factors = {name: law.factor(geometry.vectors) for name, law in laws.items()}
+    ranges = {name: law.interval(geometry.vectors) for name, law in laws.items()}
     return IndexPlan(
         workload=workload, node=question.node, nodes=shards * replicas, shards=shards, replicas=replicas,
         vectors_per_shard=geometry.vectors, lists=layout.lists, code_bytes=layout.code_bytes,
@@ -291,7 +290,7 @@ def _plan_shards(shards: int, geometry: Geometry, base: Matrix, asked: Asked, qu
         probes=work.probed, scanned=work.scanned, candidates=work.candidates, reads=work.pages,
         cpu_ms=1e3 * question.cpu_factor * work.cpu_s, p50_ms=1e3 * times.p50_s, p99_ms=1e3 * times.p99_s,
         cores=times.cores, drives=times.drives, searches=times.searches, limit=limit, qps_most=most * replicas,
-        build_hours=seconds / 3600, factors=factors, places=layout.searches, trace=trace,
+        build_hours=seconds / 3600, ranges=ranges, places=layout.searches, trace=trace,
         assumptions=_assumptions(base, asked, effort, build, question),
     )  # fmt: skip
 
@@ -330,8 +329,8 @@ def _assumptions(
         f"The vectors are like {len(base):,} of the sample ({base.dtype.name}, dimension {base.shape[1]}), the queries "
         f"like {len(asked.queries)} others.",
         f"At {pages.size:,} vectors reads grow as N^{pages.slope:.2f}, probes as N^{effort.probed.slope:.2f} and codes "
-        f"scanned as N^{effort.scanned.slope:.2f}; over each factor of e in N these slopes fall by "
-        f"{-math.expm1(-pages.fade):.0%}, {-math.expm1(-effort.probed.fade):.0%} and "
+        f"scanned as N^{effort.scanned.slope:.2f}; over each factor of e in N, the height of these slopes over "
+        f"{pages.least:g} falls by {-math.expm1(-pages.fade):.0%}, {-math.expm1(-effort.probed.fade):.0%} and "
         f"{-math.expm1(-effort.scanned.fade):.0%}. The fits are off by {pages.residual:.1%}, "
         f"{effort.probed.residual:.1%} and {effort.scanned.residual:.1%} at the sizes measured.",
         f"A query takes {1e6 * effort.call_s:.0f} us of processor time, {1e9 * effort.code_s:.1f} ns for each code and "

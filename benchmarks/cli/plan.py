@@ -147,8 +147,8 @@ def _plan_vectors(node: Node, options: dict[str, Any]) -> tuple[str, dict[str, A
         "cores", "drives", "searches", "limit", "qps_most",
     ]  # fmt: skip
     figures = {name: getattr(found, name) for name in names}
-    for name, factor in found.factors.items():
-        figures[f"{name}_within"] = f"{figures[name] / factor:,.1f} to {figures[name] * factor:,.1f}"
+    for name, (low, high) in found.ranges.items():
+        figures[f"{name}_within"] = f"{low:,.1f} to {high:,.1f}"
     title = f"{workload.vectors:,} vectors at recall {workload.recall:g}, {workload.qps:,.0f} queries a second{note}"
     return title, figures, found
 
@@ -160,7 +160,7 @@ def _vector_sample(options: dict[str, Any]) -> tuple[object, str]:
             raise click.UsageError("expected --dim, or --sample with vectors of your own")
         from memhier.benchmarks.generators import mixed
 
-        made = mixed(_MADE, options["dim"], options["seed"]).array()
+        made = next(mixed(max(_MADE, options["vectors"]), options["dim"], options["seed"]).blocks(_MADE))
         note = "\nNo --sample: made vectors stand in for yours, and yours may need much more or less."
         dtype = options["dtype"] or "float32"
         if np.dtype(dtype).kind in "iu":  # spread over the range of the type

@@ -21,9 +21,9 @@ _BEND = 0.1  # that the slope may change over a factor of e in size, as far as p
 class GrowthLaw:
     """How a quantity grows with N: a parabola in logarithms through the measured sizes; beyond, its slope dies away.
 
-    Where a larger set looks like a small one seen from nearer, means do not grow at all; small sets grow because they
-    end within a neighbourhood. So the slope at the parabola's end falls exponentially from there, at the rate at which
-    the parabola bends down; where it does not bend down, the slope stays.
+    Small sets grow because they end within a neighbourhood, and a larger set looks more like a small one seen from
+    nearer. So from the parabola's end on, the slope falls exponentially towards the least that it may be, at the rate
+    at which the parabola bends down; where it does not bend down, the slope stays.
 
     Attributes
     ----------
@@ -31,8 +31,9 @@ class GrowthLaw:
         The largest size measured.
     level
         The fitted value there.
-    slope, fade
-        Beyond `size` the value grows as N ** slope at first; over a factor of e in N the slope falls by exp(-fade).
+    slope, least, fade
+        Beyond `size` the value grows as N ** slope at first. Over a factor of e in N, the slope's height over `least`
+        becomes exp(-fade) of itself.
     residual
         Root mean square of the relative residuals at the measured sizes.
     level_error, slope_error
@@ -49,6 +50,7 @@ class GrowthLaw:
     size: int
     level: float
     slope: float
+    least: float
     fade: float
     residual: float
     level_error: float
@@ -85,26 +87,27 @@ class GrowthLaw:
         scatter = max(1.0, float(np.sum((left / _NOISE) ** 2)) / free) if free else 1.0
         errors = np.sqrt(np.diag(np.linalg.inv(design.T @ design)) * scatter)
         slope = float(np.clip(found[1], low, high))
-        fade = max(0.0, -2 * float(found[2])) / slope if slope else 0.0
+        fade = max(0.0, -2 * float(found[2])) / (slope - low) if slope > low else 0.0
         rms = float(np.sqrt(np.mean(left**2)))
-        return cls(int(at.max()), float(np.exp(found[0])), slope, fade, rms, float(errors[0]), float(errors[1]))
+        return cls(int(at.max()), float(np.exp(found[0])), slope, low, fade, rms, float(errors[0]), float(errors[1]))
 
     def at(self, size: float) -> float:
         """Return the value at a size from that of the largest measured one up."""
-        return float(self.level * math.exp(self.slope * self._way(size)))
-
-    def factor(self, size: float) -> float:
-        """Return the factor f of a 95 % interval at a size: from value / f to value * f.
-
-        It takes the slope to stay: how fast it fades is the least certain of all.
-        """
-        away = abs(math.log(size / self.size))
-        return math.exp(_T95 * math.hypot(self.level_error, self.slope_error * away))
-
-    def _way(self, size: float) -> float:
-        """Return the logarithm of how often the size is the largest measured, shortened as the slope fades."""
         way = math.log(size / self.size)
-        return -math.expm1(-self.fade * way) / self.fade if self.fade > 1e-9 and way > 0 else way
+        shortened = -math.expm1(-self.fade * way) / self.fade if self.fade > 1e-9 and way > 0 else way
+        return float(self.level * math.exp(self.least * way + (self.slope - self.least) * shortened))
+
+    def interval(self, size: float) -> tuple[float, float]:
+        """Return the ends of a 95 % interval of the value at a size.
+
+        It takes the slope to stay: how fast it fades is the least certain of all. Beyond the sizes measured the
+        quantity neither falls nor grows faster than the size.
+        """
+        away = math.log(size / self.size)
+        wide = math.exp(_T95 * math.hypot(self.level_error, self.slope_error * away))
+        near = math.exp(_T95 * self.level_error)
+        flat, steep = sorted((self.level, self.level * size / self.size))
+        return max(self.at(size) / wide, flat / near), min(self.at(size) * wide, steep * near)
 
 
 def fit_work(work: npt.ArrayLike, seconds: npt.ArrayLike) -> Floats:

@@ -107,7 +107,8 @@ def test_a_plan_keeps_its_machines_limits(plan: IndexPlan) -> None:
     assert plan.qps_most >= 100 / 0.7
     assert 0 < plan.p50_ms <= plan.p99_ms
     assert plan.build_hours > 0
-    assert all(factor >= 1 for factor in plan.factors.values())
+    assert plan.ranges["reads"][0] <= plan.reads <= plan.ranges["reads"][1]
+    assert plan.ranges["probes"][0] <= plan.probes <= plan.ranges["probes"][1]
     assert plan.cost_per_million(3.6) == pytest.approx(plan.nodes * 10.0)
     assert any("N^" in sentence for sentence in plan.assumptions)
 

@@ -22,7 +22,11 @@ def test_growth_stays_between_none_and_linear(values: list[float], times: float,
     law = GrowthLaw.fit(SIZES, values)
     near, far = law.at(SIZES[-1] * times), law.at(SIZES[-1] * times * more)
     assert near * (1 - 1e-9) <= far <= near * more * (1 + 1e-9)
-    assert 1 <= law.factor(SIZES[-1] * times) <= law.factor(SIZES[-1] * times * more) * (1 + 1e-9)
+    for at in (SIZES[-1] * times, SIZES[-1] * times * more):
+        low, high = law.interval(at)
+        assert low <= law.at(at) * (1 + 1e-9)
+        assert law.at(at) <= high * (1 + 1e-9)
+        assert high / low <= at / SIZES[-1] * (law.interval(SIZES[-1])[1] / law.interval(SIZES[-1])[0]) * (1 + 1e-9)
 
 
 def test_growth_that_dies_away_is_not_continued() -> None:
@@ -37,9 +41,9 @@ def test_growth_that_dies_away_is_not_continued() -> None:
 def test_more_scatter_gives_a_wider_interval() -> None:
     random = np.random.default_rng(0)
     smooth, rough = (
-        GrowthLaw.fit(SIZES, SIZES**0.3 * np.exp(random.normal(0, sigma, 5))).factor(10**7) for sigma in (0.0, 0.4)
+        GrowthLaw.fit(SIZES, SIZES**0.3 * np.exp(random.normal(0, sigma, 5))).interval(10**7) for sigma in (0.0, 0.4)
     )
-    assert 1 < smooth < rough
+    assert 1 < smooth[1] / smooth[0] < rough[1] / rough[0]
 
 
 def test_the_interval_holds_the_value() -> None:
@@ -49,7 +53,8 @@ def test_the_interval_holds_the_value() -> None:
     for _ in range(400):
         law = GrowthLaw.fit(SIZES, SIZES**0.3 * np.exp(random.normal(0, 0.06, 5)))
         far = 10 * SIZES[-1]
-        inside += 1 / law.factor(far) <= law.at(far) / far**0.3 <= law.factor(far)
+        low, high = law.interval(far)
+        inside += low <= far**0.3 <= high
     assert inside >= 0.9 * 400
 
 
