@@ -10,12 +10,13 @@ import numpy.typing as npt
 
 from memhier.ann.zoom.construction.build import BuildOptions, write_index
 from memhier.ann.zoom.index import ZoomIndex
+from memhier.ann.zoom.preview.router import EXACT_LISTS, Router
 from memhier.ann.zoom.preview.space import Metric
 from memhier.ann.zoom.storage.catalog import KIND
 from memhier.ann.zoom.storage.layout import IndexLayout
 from memhier.store.store import Store
 
-__all__ = ["Asked", "PhaseClock", "SmallIndex", "measure_small"]
+__all__ = ["Asked", "PhaseClock", "SmallIndex", "linking_seconds", "measure_small"]
 
 _ROUNDS = 3  # of each query, whose middle processor time counts
 _TRIED = 64  # queries that tell the cost of a code and of a page
@@ -104,6 +105,20 @@ def measure_small(vectors: Matrix, asked: Asked, layout: IndexLayout, dram: int,
         unit_costs = _unit_costs(index, asked)
     probed, scanned, candidates, pages, cpu_s = rows.T
     return SmallIndex(len(vectors), layout, probed, scanned, candidates, pages, cpu_s, *unit_costs, clock.phases)
+
+
+def linking_seconds(layout: IndexLayout) -> float:
+    """Return the processor seconds to link one list of a layout into the graph over its lists; 0 without a graph.
+
+    The smallest graph that there is, over random centroids, is built and timed; a walk lengthens as log(lists).
+    """
+    if layout.lists <= EXACT_LISTS:
+        return 0.0
+    least = EXACT_LISTS + 1
+    centroids = np.random.default_rng(0).standard_normal((least, layout.padded), np.float32)
+    before = time.process_time()
+    Router.build(centroids)
+    return float((time.process_time() - before) / least * np.log(layout.lists) / np.log(least))
 
 
 def _searches(index: ZoomIndex, queries: Matrix, k: int, **effort: Any) -> Floats:

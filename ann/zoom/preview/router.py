@@ -18,7 +18,7 @@ from memhier import backend
 from memhier.ann.threads import one_thread
 from memhier.errors import CorruptionError
 
-__all__ = ["EXACT_LISTS", "Router", "find_strays", "linking_cost", "router_bytes_per_list", "routing_cost"]
+__all__ = ["EXACT_LISTS", "Router", "find_strays", "router_bytes_per_list", "routing_cost"]
 
 EXACT_LISTS = 12288
 _FOUND_COST, _WALK_COST = 10, 100  # cost of one more list, in codes scanned, when all are compared and by the graph
@@ -49,11 +49,6 @@ def routing_cost(lists: int, nprobe: float, *, sight: float | None = None) -> fl
     if lists <= EXACT_LISTS or wide**2 > _WALKED * lists:
         return lists + _FOUND_COST * nprobe
     return (_WALK_COST + wide / 4) * wide / 2
-
-
-def linking_cost(lists: int) -> float:
-    """Return the cost of the graph over so many lists, in codes scanned: each list is put where a walk finds it."""
-    return 0.0 if lists <= EXACT_LISTS else lists * (_WALK_COST + _EF_CONSTRUCTION / 4) * _EF_CONSTRUCTION / 2
 
 
 class Router:
