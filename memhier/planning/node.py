@@ -13,6 +13,7 @@ __all__ = ["Node"]
 
 _READ_US = 90.0  # mean of one page read from an idle NVMe drive; makers state 45 to 110
 _TAIL = 3.0  # times the mean: the 99th percentile of such reads
+_ROUND = 8  # reads in flight in a round of a search, or some more
 _Z99 = 2.326  # of the normal distribution
 _MILLION = 1e6
 _SCALES = {"": 1.0, "k": 1e3, "m": 1e6}
@@ -101,12 +102,14 @@ class Node:
 
     @classmethod
     def of_probe(cls, profile: DeviceProfile, cores: int, dram: int) -> Self:
-        """Return a machine with the one drive that :func:`memhier.io.device.probe` measured."""
-        rows = sorted(profile.depths, key=lambda row: row.depth)
-        alone = rows[0]
-        mean = alone.depth / alone.iops * _MILLION
-        most = max(row.iops for row in rows)
-        return cls(cores, dram, 1, most, None, mean, max(mean, alone.latency_p99_us))
+        """Return a machine with the one drive that :func:`memhier.io.device.probe` measured.
+
+        The time of a read is that at the depth nearest to eight: a round of a search has about as many in flight.
+        """
+        row = min(profile.depths, key=lambda row: abs(math.log(row.depth / _ROUND)))
+        mean = row.depth / row.iops * _MILLION
+        most = max(row.iops for row in profile.depths)
+        return cls(cores, dram, 1, most, None, mean, max(mean, row.latency_p99_us))
 
     @property
     def iops(self) -> float:

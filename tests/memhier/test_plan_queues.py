@@ -150,10 +150,13 @@ def test_a_machine_with_nothing_of_something_is_refused(field: str) -> None:
 
 
 def test_a_probe_makes_a_machine() -> None:
-    rows = tuple(DepthProfile(depth, iops, 1.0, 60.0, 900.0, 10) for depth, iops in ((1, 10_000.0), (32, 50_000.0)))
+    rows = tuple(
+        DepthProfile(depth, iops, 1.0, 60.0, 900.0, 10)
+        for depth, iops in ((1, 10_000.0), (8, 40_000.0), (64, 50_000.0))
+    )
     probed = DeviceProfile("/x", "ext4", "d", "k", "t", "uring", True, 4096, 1, 0, 100.0, rows, ())
     node = Node.of_probe(probed, 2, 1 << 30)
-    assert (node.drive_iops, node.read_us, node.read_p99_us, node.channels) == (50_000.0, 100.0, 900.0, 5)
+    assert (node.drive_iops, node.read_us, node.read_p99_us, node.channels) == (50_000.0, 200.0, 900.0, 10)
 
 
 @pytest.mark.parametrize(("cpu_s", "pages"), [([], []), ([1.0], [1, 2]), ([-1.0], [1]), ([np.nan], [1]), ([1.0], [-1])])

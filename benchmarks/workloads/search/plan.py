@@ -108,7 +108,7 @@ def under_load(index: ZoomIndex, queries: Matrix, rate: float, seconds: float, p
 
 def machine(folder: Path, dram: int) -> Node:
     """Return this machine, its drive probed now, with so much DRAM for the index."""
-    profile = probe(folder, size="256MiB", seconds=2.0, depths=(1, 4, 16, 64))
+    profile = probe(folder, size="256MiB", seconds=2.0, depths=(1, 8, 64))
     return Node.of_probe(profile, os.cpu_count() or 1, int(np.ceil(dram / DRAM_SHARE)))
 
 
