@@ -20,6 +20,7 @@ __all__ = ["main"]
 COMMANDS = {
     "demo": ("memhier.benchmarks.cli.demo.command", "Search every function of this Python installation from SSD."),
     "probe": ("memhier.benchmarks.cli.probe", "Measure the device under a path."),
+    "plan": ("memhier.benchmarks.cli.plan", "Say how many machines an index, tables or a replay buffer need."),
     "simulate": ("memhier.benchmarks.cli.simulate", "Compute how much DRAM a trace of accesses needs."),
     "bench": ("memhier.benchmarks.bench.command", "Measure memhier beside its rivals."),
     "replay": ("memhier.benchmarks.cli.replay.command", "Inspect, check and export a replay buffer; test its disk."),

@@ -9,11 +9,10 @@ from memhier.io.kernels import distances
 from memhier.io.page_file import PAGE_BYTES
 from memhier.io.read_arguments import Tallies
 from memhier.io.reader import Reader
-from memhier.rows.rank_request import RANK_TALLY, HotPages, Ranking, RankRequest, page_keys
+from memhier.rows.rank_request import RANK_TALLY, HotPages, Ranking, RankRequest, page_keys, round_limit
 
 __all__ = ["rank"]
 
-_LEAST_ROUND = 8
 _PAGES = 64  # read together; the compiled core ranks each as it lands
 _BOUND, _ALL_READ, _MAX_READS, _DEADLINE = range(4)
 
@@ -82,7 +81,7 @@ class _Query:
         most = min(float(request.thresholds[self.number]), self._kth())
         done = self.tally
         before = done["ranked"] if request.page_rows is None else done["page_requests"] + done["hot_pages"]
-        quota = request.first_round if done["rounds"] == 0 else max(_LEAST_ROUND, before // 2)
+        quota = round_limit(done["rounds"], before, request.first_round)
         self.wanted, pages, reason = [], set[int](), _ALL_READ
         while self._next < self._stop and len(self.wanted) < quota:
             if request.lower[self._next] > most:

@@ -11,7 +11,18 @@ from memhier.io.page_file import PAGE_BYTES
 from memhier.io.read_arguments import Tallies
 from memhier.io.reader import Reader
 
-__all__ = ["RANK_TALLY", "STOPS", "HotPages", "PageRows", "RankRequest", "Ranking", "page_keys", "split_keys"]
+__all__ = [
+    "RANK_TALLY",
+    "STOPS",
+    "HotPages",
+    "PageRows",
+    "RankRequest",
+    "Ranking",
+    "page_keys",
+    "round_limit",
+    "round_sizes",
+    "split_keys",
+]
 
 STOPS = ("bound", "all_read", "max_reads", "deadline")  # in the order of the numbers in a tally
 RANK_TALLY = np.dtype([(name, np.int64) for name in ("ranked", "page_requests", "hot_pages", "rounds", "stopped")])
@@ -20,6 +31,7 @@ RANK_TALLY = np.dtype([(name, np.int64) for name in ("ranked", "page_requests", 
 A page that several queries of a call shared counts for each of them.
 """
 _PAGE_BITS = 40
+_LEAST_ROUND = 8
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
@@ -33,6 +45,21 @@ def page_keys(files: Sequence[int] | npt.NDArray[Any], pages: Sequence[int] | In
 def split_keys(keys: Ints) -> tuple[Ints, Ints]:
     """Return the handles and the page numbers that make up keys."""
     return keys >> _PAGE_BITS, keys & ((1 << _PAGE_BITS) - 1)
+
+
+def round_limit(rounds: int, before: int, first_round: int) -> int:
+    """Return the most reads of a query's next round, after so many rounds with `before` reads in all."""
+    return first_round if rounds == 0 else max(_LEAST_ROUND, before // 2)
+
+
+def round_sizes(reads: int, first_round: int) -> list[int]:
+    """Return the reads of each round of a query that makes so many in all."""
+    sizes: list[int] = []
+    before = 0
+    while before < reads:
+        sizes.append(min(round_limit(len(sizes), before, first_round), reads - before))
+        before += sizes[-1]
+    return sizes
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,10 @@ from memhier.store.segments import PAGE_BYTES
 from memhier.table.cache import Pins
 from memhier.table.writer import WriteQueue, batch_rows
 
-__all__ = ["Sizes", "TierNeeds", "check_policy", "log_bytes", "make_policy", "policy_bytes"]
+__all__ = ["TRAINING_ASIDE", "Sizes", "TierNeeds", "check_policy", "log_bytes", "make_policy", "policy_bytes"]
+
+# Training leaves this share of its budget: half for batches known ahead, half for a step's working memory.
+TRAINING_ASIDE = 1 / 8
 
 _POLICIES: dict[str, Callable[[int], Policy]] = {"lru": LRU, "lfu": LFU, "s3fifo": S3FIFO, "belady": Belady}
 

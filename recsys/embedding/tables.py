@@ -29,6 +29,7 @@ from memhier.shield import shielded_init
 from memhier.store.store import Store, Transfer
 from memhier.table.loans import Loan, Ticket
 from memhier.table.shortage import Shortage
+from memhier.table.sizes import TRAINING_ASIDE
 from memhier.table.table import store_bytes
 from memhier.table.tiered import KIND, Tiered
 
@@ -40,8 +41,6 @@ Floats = NDArray[np.float32]
 Update = Literal["backward", "step"]
 
 _NAME = "embedding"
-# The tier leaves this share of the budget: half for the batches that lookahead knows, half for a step's working memory.
-_ASIDE = 1 / 8
 _NOWHERE = np.empty(0, np.int32)
 # torch may sort longer vectors with several threads, and then orders equal ids in another way.
 _TORCH_SORTS_ALONE = 32768
@@ -279,12 +278,12 @@ class Tables:
                 codec=options.codec,
                 key_space=total,
                 batch=None if options.step_rows is None else int(options.step_rows),
-                aside=_ASIDE,
+                aside=TRAINING_ASIDE,
             )
         except BaseException:
             store.close()
             raise
-        self.window_bytes: int = int(_ASIDE / 2 * parse_bytes(options.dram))  # for batches known ahead
+        self.window_bytes: int = int(TRAINING_ASIDE / 2 * parse_bytes(options.dram))  # for batches known ahead
         policy = self._tier.policy
         self.planner = policy if isinstance(policy, Belady) else None  # None once closed
         self.capacity: int = self._tier.capacity  # rows in DRAM at most

@@ -61,6 +61,7 @@ def leaves(group: click.Group, path: tuple[str, ...] = ()) -> list[tuple[str, ..
 FAILURES: dict[tuple[str, ...], list[object]] = {
     ("demo",): ["--dir", "text.txt/below"],
     ("probe",): [".", "--size", "900TiB"],
+    ("plan",): ["--samples", "5", "--device", "text.txt"],
     ("simulate",): ["text.txt", "--dram", "1MiB", "--format", "text"],
     ("bench", "list"): [],
     ("bench", "run"): ["tiers-policies", "--work", "text.txt/below"],

@@ -37,7 +37,15 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class BuildOptions:
-    """The user's choices."""
+    """The user's choices; and those of a plan, which builds a small index like a large one.
+
+    Attributes
+    ----------
+    layout
+        In place of the one that `dram` gives.
+    bar
+        In place of tqdm's progress bar: hears each phase (``set_description``) and the vectors done (``update``).
+    """
 
     metric: Metric
     coding: Coding
@@ -45,6 +53,8 @@ class BuildOptions:
     grow_to: int
     seed: int
     progress: bool
+    layout: IndexLayout | None = None
+    bar: Any = None
 
 
 def write_index(
@@ -87,7 +97,7 @@ def _write_source(
         growing=most > source.count, record_bytes=-(-documents.record_bytes * most // max(1, source.count)),
         item_bytes=-(-item_bytes(columns) * most // max(1, source.count)),
     )  # fmt: skip
-    layout = plan_layout(sizes, options.dram)
+    layout = options.layout or plan_layout(sizes, options.dram)
     if not source.count:
         space = PreviewSpace(options.metric, source.dimension, layout.padded, 1.0)
         preview = stand_in(space, layout.code_bytes, options.seed, rotate=layout.rotate)
@@ -97,7 +107,7 @@ def _write_source(
             _commit(tx, replace(about, documents=[*documents.names]))
         return
     space = fit_space(source, options.metric, layout.padded)
-    with _progress(options.progress, source.count) as bar:
+    with _progress(options, source.count) as bar:
         made = construct(source, stored_ids, space, layout, options.seed, scratch, bar)
         bar.set_description("write")
         about = replace(
@@ -176,7 +186,10 @@ def reader_bytes(scratch: Path, dram: int) -> int:
 
 
 @contextmanager
-def _progress(shown: bool, count: int) -> Iterator[Any]:
+def _progress(options: BuildOptions, count: int) -> Iterator[Any]:
+    if options.bar is not None:
+        yield options.bar
+        return
     # Every vector passes three times: to its list, to its code, and to its place on SSD.
-    with tqdm(total=3 * count, unit=" vectors", unit_scale=True, disable=not shown, desc="train") as bar:
+    with tqdm(total=3 * count, unit=" vectors", unit_scale=True, disable=not options.progress, desc="train") as bar:
         yield bar

@@ -24,9 +24,9 @@ from memhier.ann.zoom.storage.layout import IndexLayout
 from memhier.ann.zoom.storage.pages import page_order
 from memhier.ann.zoom.storage.part import PartArrays
 
-__all__ = ["Constructed", "construct"]
+__all__ = ["BOOK_ROWS", "Constructed", "construct", "held_out_rows"]
 
-_BOOK_ROWS = 8192  # of the sample, that a code book is learned from, at least
+BOOK_ROWS = 8192  # of the sample, that a code book is learned from, at least
 _SAMPLE_BLOCK = 8192
 _HELD_OUT_MOST = 8  # at most one vector in as many is held out from training as a query
 
@@ -111,17 +111,21 @@ def construct(
     return Constructed(preview, arrays, calibration, rows, positions)
 
 
+def held_out_rows(count: int) -> int:
+    """Return how many of so many vectors play queries."""
+    return min(QUERIES, max(count // _HELD_OUT_MOST, min(count, 64)))
+
+
 def _held_out(count: int, seed: int) -> Ints:
     """Return the vectors that play queries, ascending; few of a small index, which trains on the rest."""
-    wanted = min(QUERIES, max(count // _HELD_OUT_MOST, min(count, 64)))
-    chosen = np.random.default_rng([seed, 1]).permutation(count)[:wanted]
+    chosen = np.random.default_rng([seed, 1]).permutation(count)[: held_out_rows(count)]
     return np.sort(chosen).astype(np.int64)
 
 
 def _train(source: VectorSource, space: PreviewSpace, layout: IndexLayout, held_out: Ints, seed: int) -> Preview:
     # Lists made with a query in them would find its neighbours too well.
     random = np.random.default_rng(seed)
-    wanted = training_rows(layout.lists, layout.padded, _BOOK_ROWS)
+    wanted = training_rows(layout.lists, layout.padded, BOOK_ROWS)
     spare = source.count - len(held_out)
     if spare < max(layout.lists, 2 * len(held_out)):
         rows = np.arange(source.count)  # too few to leave any out

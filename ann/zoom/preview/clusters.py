@@ -15,7 +15,16 @@ import numpy.typing as npt
 
 from memhier.ann.zoom.pauses import pause
 
-__all__ = ["LONGEST", "Assigner", "apportion", "deal_out", "train_centroids", "training_rows"]
+__all__ = [
+    "LONGEST",
+    "Assigner",
+    "apportion",
+    "assigning_work",
+    "deal_out",
+    "train_centroids",
+    "training_rows",
+    "training_work",
+]
 
 _FLAT_LISTS = 512
 _EXACT_ASSIGN = 2048
@@ -36,6 +45,19 @@ def training_rows(lists: int, dimension: int, least: int) -> int:
     """Return how many vectors to sample: enough for the lists, at least `least`, in at most 256 MiB of float32."""
     affordable = _SAMPLE_BYTES // (4 * dimension)
     return max(lists, min(max(_ROWS_PER_CENTROID * lists, least), affordable))
+
+
+def training_work(lists: int, sample: int) -> float:
+    """Return how often :func:`train_centroids` compares a vector with a centroid, for so many lists and vectors."""
+    if lists >= sample:
+        return float(sample)
+    first = lists - lists // _DIVIDED
+    return float(_ROUNDS * sample * (first if first <= _FLAT_LISTS else 2 * first**0.5))
+
+
+def assigning_work(lists: int) -> float:
+    """Return the number of centroids that an :class:`Assigner` compares one vector with."""
+    return float(lists) if lists <= _EXACT_ASSIGN else (1 + _GROUPS_VISITED) * lists**0.5
 
 
 def train_centroids(sample: Floats, lists: int, seed: int) -> Floats:

@@ -18,7 +18,7 @@ from memhier import backend
 from memhier.ann.threads import one_thread
 from memhier.errors import CorruptionError
 
-__all__ = ["EXACT_LISTS", "Router", "find_strays", "router_bytes_per_list"]
+__all__ = ["EXACT_LISTS", "Router", "find_strays", "router_bytes_per_list", "routing_cost"]
 
 EXACT_LISTS = 12288
 _FOUND_COST, _WALK_COST = 10, 100  # cost of one more list, in codes scanned, when all are compared and by the graph
@@ -38,6 +38,17 @@ def router_bytes_per_list(padded: int, lists: int) -> int:
     """
     links = 4 * (2 * NEIGHBOURS + 2) + 8 + 4 + 4 if lists > EXACT_LISTS else 0
     return 2 * padded + 8 + links
+
+
+def routing_cost(lists: int, nprobe: float, *, sight: float | None = None) -> float:
+    """Return the cost of finding `nprobe` of so many lists, in codes scanned; by a graph with `sight` nodes in sight.
+
+    `sight` is None where no graph is walked, or where there are no copies of a centroid to see past.
+    """
+    wide = max(2 * nprobe, 32) if sight is None else sight
+    if lists <= EXACT_LISTS or wide**2 > _WALKED * lists:
+        return lists + _FOUND_COST * nprobe
+    return (_WALK_COST + wide / 4) * wide / 2
 
 
 class Router:
@@ -123,10 +134,7 @@ class Router:
 
     def cost(self, nprobe: int) -> float:
         """Return the cost of finding so many lists, in codes scanned."""
-        if self._compares_all(nprobe):
-            return len(self.centroids) + _FOUND_COST * nprobe
-        sight = self._sight(nprobe)
-        return (_WALK_COST + sight / 4) * sight / 2
+        return routing_cost(len(self.centroids), nprobe, sight=self._sight(nprobe))
 
     def _sight(self, nprobe: int) -> int:
         # Lists of one centroid link to each other alone: a walk with room for no others would end among them.

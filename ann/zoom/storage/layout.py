@@ -21,6 +21,7 @@ __all__ = [
     "IndexSizes",
     "attribute_bytes",
     "codes_can_grow",
+    "file_bytes",
     "fresh_bytes",
     "lists_anew",
     "plan_layout",
@@ -163,6 +164,15 @@ def plan_layout(sizes: IndexSizes, dram: int) -> IndexLayout:
         f"dram={format_bytes(dram)} is too small for {sizes.count:,} vectors of dimension {sizes.dimension}: "
         f"at least {format_bytes(enough)} ({enough} bytes) is needed"
     )
+
+
+def file_bytes(sizes: IndexSizes, layout: IndexLayout) -> int:
+    """Return the bytes on SSD of an index without attributes and strings: vectors, codes, ids, lists and documents."""
+    coded = layout.coding == "rabitq"
+    book = 4 * layout.padded**2 * layout.rotate if coded else 4 * CODES_PER_BOOK * layout.padded
+    each = layout.code_bytes + sizes.id_bytes + _NUMBERS_BYTES * coded
+    lists = layout.lists * (_each_list(layout.padded, layout.lists) + 8)
+    return stored_bytes(sizes.count, sizes.row_bytes) + sizes.count * each + lists + book + sizes.record_bytes
 
 
 def _fit(sizes: IndexSizes, dram: int, *, may_rotate: bool) -> IndexLayout | None:
