@@ -47,7 +47,7 @@ class ArrayListColumn:
         lists = [() if null else value for null, value in zip(self._nulls, array, strict=True)]
         for row, value in enumerate(lists):
             if not isinstance(value, list | tuple | np.ndarray) or (
-                np.ndim(value) > 1 and isinstance(value, np.ndarray)
+                isinstance(value, np.ndarray) and value.ndim != 1
             ):
                 raise TypeError(
                     f"attribute {name!r} holds lists and, in row {row}, a {type(value).__name__}: expected a list of "
