@@ -619,9 +619,9 @@ def test_damage_without_checksums_names_the_file(tmp_path):
         with ZoomIndex.open(tmp_path / "index", verify="off") as index, pytest.raises(CorruptionError) as caught:
             index.fetch([0], fields=["title"])
         assert str(path) in str(caught.value)
-    with ZoomIndex.open(tmp_path / "index", verify="off", writable=True) as index:
-        with pytest.raises(CorruptionError) as caught:
-            index.update(np.arange(300), make(300), **update)
+    opened = ZoomIndex.open(tmp_path / "index", verify="off", writable=True)
+    with opened as index, pytest.raises(CorruptionError) as caught:
+        index.update(np.arange(300), make(300), **update)
     assert str(path.parent) in str(caught.value)
 
 
