@@ -18,6 +18,7 @@ __all__ = [
     "check_columns",
     "check_fields",
     "check_ids",
+    "check_options",
     "check_queries",
     "check_query",
     "check_radius",
@@ -65,6 +66,12 @@ class SearchOptions:
                 )
         if self.nprobe is not None:
             check_int("nprobe", self.nprobe, 1)
+
+
+def check_options(options: Iterable[str]) -> None:
+    """Refuse names that are no options of a search; `k` is none of them."""
+    if unknown := set(options) - (SearchOptions.__dataclass_fields__.keys() - {"k"}):
+        raise TypeError(f"{min(unknown)}=: expected options of ZoomIndex.search")
 
 
 def check_radius(radius: object, count: int) -> Floats | None:

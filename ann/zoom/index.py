@@ -12,7 +12,14 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from memhier.ann.zoom.arguments import SearchOptions, check_fields, check_queries, check_query, check_vectors
+from memhier.ann.zoom.arguments import (
+    SearchOptions,
+    check_fields,
+    check_options,
+    check_queries,
+    check_query,
+    check_vectors,
+)
 from memhier.ann.zoom.calibration.calibrate import TARGET
 from memhier.ann.zoom.construction.build import BuildOptions, write_index
 from memhier.ann.zoom.filters.attributes import COLUMN_BYTES
@@ -384,6 +391,8 @@ class ZoomIndex(Closing):
         """
         query = check_query(query, self.dimension)
         size = check_int("batch", batch, 1)
+        check_options(options)
+        SearchOptions(size, **options)  # refused here, and not by the first batch
 
         def nearest(k: int, chosen: Chosen) -> SearchResult:
             k = min(k, max(1, len(self)))
@@ -411,8 +420,7 @@ class ZoomIndex(Closing):
         """
         query = check_query(query, self.dimension)
         self._check_open()
-        if unknown := options.keys() - SearchOptions.__dataclass_fields__.keys():
-            raise TypeError(f"{min(unknown)}=: expected options of ZoomIndex.search")
+        check_options(options)
         return self._searcher.explain(query, SearchOptions(k, **options))
 
     def reconstruct(self, ids: object) -> npt.NDArray[Any]:

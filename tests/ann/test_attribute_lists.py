@@ -308,6 +308,7 @@ def test_lists_of_arrays_masks_and_zones(tmp_path):
         "fine": ([[np.datetime64("2024-01-31T00:00:00.000000001")]], "in the list of row 0"),
         "set": ([[1], {1}], "in row 1, a set"),
         "matrix": ([np.zeros((2, 2))], "in row 0, a ndarray"),
+        "point": ([[1], np.array(3)], "in row 1, a ndarray"),
         "big": ([[2**63]], "in the list of row 0: expected int64"),
         "surrogate": ([["\ud800"]], "in the list of row 0"),
     }.values():

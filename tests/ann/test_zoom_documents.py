@@ -609,6 +609,22 @@ def test_a_damaged_page_is_found(tmp_path):
         path.write_bytes(raw)
 
 
+def test_damage_without_checksums_names_the_file(tmp_path):
+    build(tmp_path, documents={"title": ["titles"] * 300}).close()
+    (path,) = (tmp_path / "index" / "segments").glob("p0-docs.*")
+    good = path.read_bytes()
+    update = {"documents": {"title": [None] * 300}}
+    for damaged in (good.replace(b"titles", b"\xfftitle"), good.replace(b"\x01\x06\x00\x00", b"\x77\x06\x00\x00")):
+        path.write_bytes(damaged)
+        with ZoomIndex.open(tmp_path / "index", verify="off") as index, pytest.raises(CorruptionError) as caught:
+            index.fetch([0], fields=["title"])
+        assert str(path) in str(caught.value)
+    opened = ZoomIndex.open(tmp_path / "index", verify="off", writable=True)
+    with opened as index, pytest.raises(CorruptionError) as caught:
+        index.update(np.arange(300), make(300), **update)
+    assert str(path.parent) in str(caught.value)
+
+
 class SwitchedFiles:
     """A file layer that can be exchanged for another at any moment."""
 

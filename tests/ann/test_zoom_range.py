@@ -183,11 +183,23 @@ def test_the_iterator_ends_with_the_last_vector(built):
         index.search_iter(vectors[9], 0)
     with pytest.raises(ValueError, match="one query"):
         index.search_iter(vectors[:2])
+    for options, words in (({"zoo": 1}, "zoo=: expected options"), ({"k": 1}, "k=: expected options")):
+        with pytest.raises(TypeError, match=words):
+            index.search_iter(vectors[9], 5, **options)
+    with pytest.raises(ValueError, match="recall=2"):
+        index.search_iter(vectors[9], 5, recall=2)
 
 
 def test_a_missed_neighbour_comes_later_and_none_twice():
     rounds = {4: [0, 1, 3, 4], 8: [0, 1, 2, 4, 5, 6, 7, 8], 16: [*range(9), -1, -1, -1, -1, -1, -1, -1]}
-    batches = iterate(lambda k: SearchResult(np.array(rounds[k]), np.array(rounds[k], np.float32), {}), 2)
+
+    def search(k, choose):
+        ids = np.array(rounds[k])
+        new = choose(ids)  # the hits whose fields a search reads
+        return SearchResult(ids, ids.astype(np.float32), {}, {"new": new})
+
+    batches = [*iterate(search, 2)]
+    assert all(found.fields["new"].all() for found in batches)
     assert [found.ids.tolist() for found in batches] == [[0, 1], [3, 4], [2, 5], [6, 7], [8]]
 
 

@@ -46,9 +46,7 @@ class ArrayListColumn:
         self._nulls = mask | np.fromiter(map(is_missing, array), np.bool_, len(array))
         lists = [() if null else value for null, value in zip(self._nulls, array, strict=True)]
         for row, value in enumerate(lists):
-            if not isinstance(value, list | tuple | np.ndarray) or (
-                np.ndim(value) > 1 and isinstance(value, np.ndarray)
-            ):
+            if not isinstance(value, list | tuple | np.ndarray) or (isinstance(value, np.ndarray) and value.ndim != 1):
                 raise TypeError(
                     f"attribute {name!r} holds lists and, in row {row}, a {type(value).__name__}: expected a list of "
                     f"int, float, bool, str or datetime, or None where it is missing"

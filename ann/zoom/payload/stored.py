@@ -9,6 +9,7 @@ row of each page, so one read finds a record of less than a page.
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from io import BytesIO
+from pathlib import Path
 from typing import NamedTuple, Self, TypeAlias
 
 import numpy as np
@@ -165,6 +166,11 @@ class StoredRecords:
         if first[0] != 0 or first[-1] != count or (first[1:] < first[:-1]).any():
             raise CorruptionError(f"{info.path}: its pages do not hold the documents of {count} rows")
         return cls(info, first, reader, store.attach(name, reader))
+
+    @property
+    def path(self) -> Path:
+        """Their file."""
+        return self._path
 
     @property
     def memory_bytes(self) -> int:

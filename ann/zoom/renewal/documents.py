@@ -118,6 +118,8 @@ class ChangedDocuments:
 
     def _changed(self, given: GivenDocuments, start: int, records: list[bytes]) -> Iterator[bytes]:
         """Yield records with the documents given in their place."""
+        # The folder of all of them: blocks do not tell the part of a record.
+        where = next((part.records.path.parent for part in self._state.parts if part.records is not None), None)
         low, step = 0, 1
         while low < len(records):
             block = records[low : low + step]
@@ -126,7 +128,7 @@ class ChangedDocuments:
             numbers = {name: number for number, name in enumerate(self.names)}
             taken = 0
             for row, values in enumerate(rows):
-                made = [_merged(block[row], given.encoded(values, numbers, start + low + row))]
+                made = [_merged(block[row], given.encoded(values, numbers, start + low + row), where)]
                 taken += len(made[0])
                 block[row] = b""
                 yield made.pop()  # held by nothing here while the vectors before are written
@@ -135,9 +137,9 @@ class ChangedDocuments:
             step = max(1, min(_BLOCK_ROWS, len(block) * (self._most // 4) // max(1, taken)))
 
 
-def _merged(record: bytes, given: Mapping[int, Document | None]) -> bytes:
-    """Return a record with the documents given in their place."""
-    documents = unpack(record, "documents")
+def _merged(record: bytes, given: Mapping[int, Document | None], where: object) -> bytes:
+    """Return a record with the documents given in their place; `where` names it in errors."""
+    documents = unpack(record, where)
     for number, document in given.items():
         if document is None:
             documents.pop(number, None)

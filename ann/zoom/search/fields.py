@@ -89,10 +89,10 @@ class FieldReader:
             self._attributes(places, {name: columns[name] for name in attributes})
         documents = {state.documents.index(name): columns[name] for name in self._names if name in state.documents}
         if documents:
-            for place, record in records_at(state.parts, state.fresh, places, state.scan_bytes, self.reads):
-                for number, document in unpack(record, "the index").items():
+            for place, record, path in records_at(state.parts, state.fresh, places, state.scan_bytes, self.reads):
+                for number, document in unpack(record, path).items():
                     if number in documents:
-                        documents[number][place] = decode(document, "the index")
+                        documents[number][place] = decode(document, path)
         return columns
 
     def _attributes(self, places: Located, columns: Columns) -> None:

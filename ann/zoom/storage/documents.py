@@ -1,6 +1,7 @@
 """The records of documents at places of an index, in its parts and among the vectors that wait."""
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
@@ -19,8 +20,10 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 
 def records_at(
     parts: Sequence[IndexPart], fresh: Fresh, places: Located, work_bytes: int, reads: CountedReads
-) -> Iterator[tuple[int, bytes]]:
+) -> Iterator[tuple[int, bytes, Path | None]]:
     """Yield the records at different places with their number, in any order; none for a place without documents.
+
+    Beside each stands the file that holds it, None for a vector that waits.
 
     Parameters
     ----------
@@ -31,11 +34,12 @@ def records_at(
     """
     if fresh.records is not None:
         waiting = np.flatnonzero(places.fresh >= 0)
-        yield from zip(waiting.tolist(), fresh.records[places.fresh[waiting]].tolist(), strict=True)
+        for place, record in zip(waiting.tolist(), fresh.records[places.fresh[waiting]].tolist(), strict=True):
+            yield place, record, None
     numbers, rows = split_positions(places.positions)
     for which, part in enumerate(parts):
         here = np.flatnonzero((numbers == which) & (places.positions >= 0))
         if part.records is None or not len(here):
             continue
         for place, record in part.records.read(rows[here], work_bytes, reads):
-            yield int(here[place]), record
+            yield int(here[place]), record, part.records.path
