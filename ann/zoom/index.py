@@ -637,12 +637,12 @@ class ZoomIndex(Closing):
         Parameters
         ----------
         mark
-            A number from 1 that grows from commit to commit.
+            A number above that of the last commit published so.
 
         Raises
         ------
         ValueError
-            When a commit is prepared already.
+            When it is none, or a commit is prepared already.
 
         Examples
         --------
@@ -658,7 +658,7 @@ class ZoomIndex(Closing):
         >>> index.close()
         """
         writer = self._check_writable()
-        number = check_int("mark", mark, 1)
+        number = check_int("mark", mark, self.mark + 1)
         with writer.lock:
             self._searcher.state = writer.prepare(self._searcher.state, number)
 

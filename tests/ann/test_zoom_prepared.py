@@ -141,6 +141,8 @@ def test_changes_wait_while_a_commit_is_prepared(path):
                 change_of()
         assert index.search(vectors_of(1, 0), 1).ids[0, 0] == 0
         index.publish()
+        with pytest.raises(ValueError, match="mark=1"):
+            index.prepare(1)
         index.remove([1])
         index.commit()
         assert 1 not in index
