@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -312,6 +313,14 @@ def test_a_file_or_a_pipe_gets_whole_lines_whatever_columns_says(place: Path) ->
         assert title in told.stdout, told.stderr
         told = run("bench", "papers", folder=place, COLUMNS=columns)
         assert "…" not in told.stdout
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_a_closed_output_is_no_error(place: Path, closed: str) -> None:
+    words = shlex.join([*MEMHIER, "index", "search", "index", "x.fvecs", "-k", "1"])
+    done = subprocess.run(f"{words} {closed}", shell=True, cwd=place, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_a_tab_takes_the_room_that_it_is_printed_in(tmp_path: Path) -> None:
