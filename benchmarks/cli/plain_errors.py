@@ -31,6 +31,7 @@ class Interrupted(click.ClickException):
 @contextmanager
 def plain_manners(ctx: click.Context) -> Iterator[None]:
     """Run a command: its errors take one line, output without a reader ends it, SIGTERM and Ctrl-C clean up."""
+    _open_closed_streams()
     _print_any_text(sys.stdout)
     try:
         with _terminable(), plain_errors(), _one_line(ctx):
@@ -45,6 +46,13 @@ def plain_manners(ctx: click.Context) -> Iterator[None]:
         with suppress(io.UnsupportedOperation), open(os.devnull, "wb") as nowhere:
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
         ctx.exit(128 + getattr(signal, "SIGPIPE", 13))
+
+
+def _open_closed_streams() -> None:
+    """Give a command without standard output or standard error, which Python lacks then, a place without a reader."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - open until the end
 
 
 def _print_any_text(stream: TextIO) -> None:

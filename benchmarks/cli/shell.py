@@ -69,7 +69,7 @@ class Terminal(Console):
 
     def render_str(self, text: str, **options: Any) -> Text:
         """Return text as rich prints it."""
-        return super().render_str(text.translate(_CONTROLS), **options)
+        return super().render_str(text.expandtabs().translate(_CONTROLS), **options)
 
     def on_broken_pipe(self) -> None:
         """Let the command end, as by a plain print."""

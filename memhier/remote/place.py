@@ -25,7 +25,8 @@ _FINAL = {
     IsADirectoryError: errno.EISDIR,
     NotADirectoryError: errno.ENOTDIR,
 }
-_MISUSE = (TypeError, ValueError, NotImplementedError, ImportError, MemoryError)
+_UNABLE = (TypeError, NotImplementedError)  # raised by file systems of fsspec for calls and arguments that they lack
+_MISUSE = (ValueError, ImportError, MemoryError)
 
 
 class Place:
@@ -46,6 +47,8 @@ class Place:
         When fsspec is not installed, or the package that it needs for this URL.
     ValueError
         When fsspec does not know the URL's protocol, or the URL names no folder.
+    OSError
+        When its file system cannot be reached.
 
     Attributes
     ----------
@@ -74,6 +77,10 @@ class Place:
             self._fs, root = url_to_fs(self.url, **forked)
         except ImportError as error:
             raise ModuleNotFoundError(f"{self.url}: {error}", name=error.name) from error
+        except OSError as error:
+            raise OSError(error.errno or errno.EIO, error.strerror or str(error), self.url) from error
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"url={self.url!r}: {error}") from error
         self._root = str(root).rstrip("/")
         self.folder = self._root if isinstance(self._fs, LocalFileSystem) else None
         self._pid = os.getpid()
@@ -203,6 +210,9 @@ class Place:
             except tuple(_FINAL) as error:
                 number = next(number for kind, number in _FINAL.items() if isinstance(error, kind))
                 raise OSError(number, error.strerror or str(error), self.address(name)) from error
+            except _UNABLE as error:
+                said = f"its file system does not serve as a backup's: {error!r}"
+                raise OSError(errno.ENOTSUP, said, self.address(name)) from error
             except Exception as error:
                 if isinstance(error, _MISUSE) and not isinstance(error, CorruptionError):
                     raise

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -313,6 +314,25 @@ def test_a_file_or_a_pipe_gets_whole_lines_whatever_columns_says(place: Path) ->
         assert title in told.stdout, told.stderr
         told = run("bench", "papers", folder=place, COLUMNS=columns)
         assert "…" not in told.stdout
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_a_closed_output_is_no_error(place: Path, closed: str) -> None:
+    words = shlex.join([*MEMHIER, "index", "search", "index", "x.fvecs", "-k", "1"])
+    done = subprocess.run(f"{words} {closed}", shell=True, cwd=place, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_tab_takes_the_room_that_it_is_printed_in(tmp_path: Path) -> None:
+    titles = [f"{'x' * row}\tend\t" for row in range(1, 9)]
+    ZoomIndex.build(tmp_path / "tabs", VECTORS[:8], dram="2MiB", documents=[{"title": each} for each in titles]).close()
+    np.save(tmp_path / "q.npy", VECTORS[:1])
+    told = run("index", "search", "tabs", "q.npy", "-k", 8, "--fields", "title", folder=tmp_path)
+    rows = [line for line in told.stdout.splitlines() if line.count("│") == 5]
+    assert len(rows) == 8, told.stdout + told.stderr
+    assert len({len(line) for line in rows}) == 1
+    assert {line.split("│")[4].strip() for line in rows} == {each.expandtabs().strip() for each in titles}
 
 
 def test_a_narrow_terminal_folds_lines_and_cuts_none(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """The borders of push, pull and reading in place: what is refused, in which words, and with nothing changed."""
 
+import errno
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -170,3 +171,30 @@ def test_a_place_that_refuses(tmp_path: Path, store: Store, monkeypatch: pytest.
     with pytest.raises(PermissionError, match=r"Access Denied: 'simulated://bucket/store/objects/") as caught:
         store.push(URL)
     assert caught.value.errno
+
+
+@pytest.mark.parametrize("refusal", [NotImplementedError(), TypeError("unexpected keyword argument 'mode'")])
+def test_a_file_system_that_lacks_a_call(tmp_path: Path, store: Store, monkeypatch: Any, refusal: Exception) -> None:
+    """Those of http, zip and data in fsspec do; no call is made again."""
+    calls = []
+
+    def refuse(*arguments: Any, **options: Any) -> None:
+        calls.append(arguments)
+        raise refusal
+
+    monkeypatch.setattr(SimulatedStore, "ls", refuse)
+    for call in (store.push, backups, check_backup, lambda url: Store.pull(url, tmp_path / "copy")):
+        calls.clear()
+        with pytest.raises(OSError, match=r"does not serve as a backup's: .*simulated://bucket/store/") as caught:
+            call(URL)
+        assert (caught.value.errno, len(calls)) == (errno.ENOTSUP, 1)
+
+
+def test_errors_before_the_first_request_name_the_url(tmp_path: Path, store: Store, monkeypatch: Any) -> None:
+    for url in ("nope://bucket/store", "reference://store"):
+        for call in (store.push, backups, check_backup):
+            with pytest.raises(ValueError, match=url):
+                call(url)
+    with pytest.raises(OSError, match=r"file|directory") as caught:
+        backups(f"zip://store::file://{tmp_path}/none.zip")
+    assert caught.value.filename == f"zip://store::file://{tmp_path}/none.zip"
