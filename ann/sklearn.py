@@ -125,7 +125,7 @@ class ZoomNeighbors(BaseEstimator):
                 shutil.rmtree(directory, ignore_errors=True)
             raise
         self._open(directory, temporary=self.path is None)
-        self.n_samples_fit_ = len(X)
+        self.n_samples_fit_: int = len(X)
         return self
 
     def kneighbors(self, X: Any = None, n_neighbors: int | None = None, return_distance: bool = True) -> Any:
@@ -243,7 +243,7 @@ class ZoomNeighbors(BaseEstimator):
             self._open(self._directory, temporary=False)
 
     def _open(self, directory: Path, *, temporary: bool) -> None:
-        self.index_ = ZoomIndex.open(directory / "index" if temporary else directory)
+        self.index_: ZoomIndex = ZoomIndex.open(directory / "index" if temporary else directory)
         self._directory, self._temporary = directory, temporary
         if temporary:
             weakref.finalize(self.index_, _remove, directory, os.getpid())

@@ -73,7 +73,8 @@ class ShardGroup:
     def __init__(
         self, path: str, places: Sequence[Sequence[str | None]], epoch: int, writable: bool, patience: float
     ) -> None:
-        self.epoch, self.changed = epoch, False
+        self.epoch: int = epoch
+        self.changed: bool = False
         self._path, self._writable, self._patience = path, writable, patience
         self._turns = itertools.count()
         self._lock = threading.Lock()

@@ -68,13 +68,13 @@ class ExtentCache(Closing):
         infos = {name: replace(info, path=paths[name]) for name, info in contents.segments.items()}
         self.contents: Contents = replace(contents, segments=infos)
         with _alone(self.folder):
-            self.segments = segments = {
+            self.segments: dict[str, SegmentCache] = {
                 str(paths[name]): SegmentCache(self, paths[name], info, objects[name], manifest.chunk_bytes)
                 for name, info in infos.items()
             }
             remove_unheld(self.folder, paths.values())
         # Weak: each segment knows the cache, and its file is closed once no store and no reader has it.
-        self._order = [ref(segment) for segment in segments.values()]
+        self._order = [ref(segment) for segment in self.segments.values()]
         self._hand = 0
         self._begin()
         with self._lock:

@@ -82,7 +82,7 @@ class Place:
         except (ValueError, TypeError) as error:
             raise ValueError(f"url={self.url!r}: {error}") from error
         self._root = str(root).rstrip("/")
-        self.folder = self._root if isinstance(self._fs, LocalFileSystem) else None
+        self.folder: str | None = self._root if isinstance(self._fs, LocalFileSystem) else None
         self._pid = os.getpid()
 
     def get(

@@ -32,13 +32,13 @@ class Trace:
     """
 
     def __init__(self) -> None:
-        self.nprobe = 0
+        self.nprobe: int = 0
         self.positions: Ints = np.empty(0, np.int64)
         self.rounds: npt.NDArray[np.int32] = np.empty(0, np.int32)
-        self.threshold = np.inf
+        self.threshold: float = np.inf
         self.eps: float | None = None
         self.most: float | None = None
-        self.places = Located(np.empty(0, np.int64), np.empty(0, np.int64))
+        self.places: Located = Located(np.empty(0, np.int64), np.empty(0, np.int64))
 
     def routed(self, nprobe: int) -> None:
         """Take down the lists of the query."""
