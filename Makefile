@@ -140,7 +140,8 @@ pyright: develop  ## the types that users see: pyright on the public names, stri
 	@$(PYRIGHT)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --force-reinstall build/pyright/*.whl
 	@$(BIN)/python tests/house/public_names.py > build/pyright/public_names.py
 	cd build/pyright && PATH="$(CURDIR)/$(PYRIGHT)/bin:$$PATH" pyright public_names.py
-	@echo "The share of complete types in all modules; below 100 % it is no failure yet"
+	@rm -rf $(PYRIGHT)/lib/python3*/site-packages/memhier/benchmarks
+	@echo "The share of complete types in all modules but the benchmarks; below 100 % it is no failure yet"
 	-cd build/pyright && PATH="$(CURDIR)/$(PYRIGHT)/bin:$$PATH" pyright --verifytypes memhier --ignoreexternal
 
 try-wheel:  ## the wheel in empty environments: every block of README and tutorials, twice (needs the network)
