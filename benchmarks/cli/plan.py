@@ -8,7 +8,7 @@ from typing import Any
 import click
 import numpy as np
 
-from memhier.benchmarks.cli.shell import Terminal, json_option, print_figures, working, write_json
+from memhier.benchmarks.cli.shell import FiniteRange, Terminal, json_option, print_figures, working, write_json
 from memhier.benchmarks.cli.traces import read_trace
 from memhier.io.device import DeviceProfile
 from memhier.io.outside import reading
@@ -59,14 +59,14 @@ class Count(click.ParamType[int]):
 @click.option("--dim", type=click.IntRange(1), help="[vectors] Dimension; that of --sample by default.")
 @click.option("--dtype", type=click.Choice(["float32", "float16", "int8", "uint8"]),
               help="[vectors] Element type; that of --sample, or float32, by default.")  # fmt: skip
-@click.option("--recall", type=click.FloatRange(0, 1, min_open=True, max_open=True), default=0.95, show_default=True,
+@click.option("--recall", type=FiniteRange(0, 1, min_open=True, max_open=True), default=0.95, show_default=True,
               help="[vectors] Declared recall.")  # fmt: skip
-@click.option("--qps", type=click.FloatRange(0, min_open=True), default=1000.0, show_default=True,
+@click.option("--qps", type=FiniteRange(0, min_open=True), default=1000.0, show_default=True,
               help="[vectors] Queries per second.")  # fmt: skip
 @click.option("--k", type=click.IntRange(1), default=10, show_default=True, help="[vectors] Neighbours of a query.")
 @click.option("--metric", type=click.Choice(["l2", "ip", "cosine"]), default="l2", show_default=True,
               help="[vectors] Distance.")  # fmt: skip
-@click.option("--p99-ms", type=click.FloatRange(0, min_open=True),
+@click.option("--p99-ms", type=FiniteRange(0, min_open=True),
               help="[vectors] Latency that 99 % of queries keep.")  # fmt: skip
 @click.option("--queries", type=click.Path(exists=True, dir_okay=False),
               help="[vectors] A file of your own queries; vectors of the sample by default.")  # fmt: skip
@@ -76,18 +76,18 @@ class Count(click.ParamType[int]):
               help="[rows] Bytes of a row with the optimizer's state.")  # fmt: skip
 @click.option("--batch", type=Count(), default=65536, show_default=True,
               help="[rows, samples] Rows looked up, or samples drawn, in a step on all machines.")  # fmt: skip
-@click.option("--zipf", type=click.FloatRange(0, 3), default=1.05, show_default=True,
+@click.option("--zipf", type=FiniteRange(0, 3), default=1.05, show_default=True,
               help="[rows] Exponent of the accesses, where no --sample tells it.")  # fmt: skip
-@click.option("--step-ms", type=click.FloatRange(0, min_open=True),
+@click.option("--step-ms", type=FiniteRange(0, min_open=True),
               help="[rows, samples] Computing time of a step, behind which reads are to hide.")  # fmt: skip
 @click.option("--sample-bytes", type=click.IntRange(1), default=3072, show_default=True,
               help="[samples] Bytes of a sample.")  # fmt: skip
-@click.option("--add-rate", type=click.FloatRange(0), default=0.0, help="[samples] Samples a second that arrive.")
-@click.option("--ratio", type=click.FloatRange(0, 1), default=0.5, show_default=True,
+@click.option("--add-rate", type=FiniteRange(0), default=0.0, help="[samples] Samples a second that arrive.")
+@click.option("--ratio", type=FiniteRange(0, 1), default=0.5, show_default=True,
               help="[samples] Share of the used samples that are swapped.")  # fmt: skip
-@click.option("--cpu-factor", type=click.FloatRange(0, min_open=True), default=1.0, show_default=True,
+@click.option("--cpu-factor", type=FiniteRange(0, min_open=True), default=1.0, show_default=True,
               help="Processor time of the machine's cores, in times of this machine's.")  # fmt: skip
-@click.option("--price-node-hour", type=click.FloatRange(0), help="Price of a machine for an hour.")
+@click.option("--price-node-hour", type=FiniteRange(0), help="Price of a machine for an hour.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of samples and simulations.")
 @json_option
 @click.pass_context

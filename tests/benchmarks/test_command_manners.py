@@ -141,6 +141,7 @@ RUNS: dict[tuple[str, ...], list[str]] = {
     ("index", "pull"): ["memory://wrong", "new"],
     ("index", "backups"): ["memory://wrong"],
     ("index", "prune"): ["memory://wrong", "--keep", "1"],
+    ("plan",): ["--rows", "1000", "--row-bytes", "64", "--batch", "16"],
     ("doctor",): ["."],
 }
 
