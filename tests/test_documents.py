@@ -84,7 +84,8 @@ def test_python_blocks_run_alone_and_again(page, tmp_path):
 @pytest.mark.parametrize("block", WITH_LIBRARIES, ids=str)
 def test_blocks_with_another_library_run_alone_and_again(block, tmp_path):
     for library in libraries_of(block):
-        if importlib.util.find_spec(library) is None:
+        found = importlib.util.find_spec(library)
+        if found is None or (library == "ray" and found.origin is None):  # Ray leaves a folder of its name in /tmp
             pytest.skip(f"{block} needs {library}")
     if os.environ.get("MEMHIER_PLUGINS") is not None:
         block = dataclasses.replace(block, code=STAND_INS + block.code)

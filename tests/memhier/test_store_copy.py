@@ -47,7 +47,7 @@ def state(path: Path) -> State:
 
 def test_a_copy_is_the_same_and_lives_on_its_own(root: Path) -> None:
     with Store.create(root, KIND) as store:
-        with pytest.raises(FormatError, match="nothing was ever committed"):
+        with pytest.raises(FormatError, match="unfinished store"):
             store.copy(root.with_name("copy"))
         commit(store, 1)
         commit(store, 2)
