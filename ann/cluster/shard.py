@@ -43,7 +43,7 @@ class Shard:
         return self._opened.mark
 
     def close(self) -> None:
-        """Close the index; what was not committed is gone."""
+        """Close the index; changes that were not committed are gone."""
         if self._opened is not None:
             self._opened.close()
             self._opened = None
@@ -99,7 +99,7 @@ class Shard:
         self._index.prepare(mark)
 
     def publish(self) -> None:
-        """Take the second half of a commit; join what earlier ones left."""
+        """Take the second half of a commit; join the parts that earlier ones left."""
         self._index.publish()
         self._index.commit()
 

@@ -111,7 +111,7 @@ class _Question:
 
 
 def _draw(sample: object, queries: object, workload: SearchWorkload, most: int, seed: int) -> tuple[Matrix, Asked]:
-    """Return vectors of the sample in random order, and what is asked."""
+    """Return vectors of the sample in random order, and the queries."""
     with tempfile.TemporaryDirectory() as scratch, open_source(sample, Path(scratch)) as source:
         if source.count < _LEAST_ROWS:
             raise ValueError(f"sample: {source.count} vectors: expected at least {_LEAST_ROWS}")

@@ -230,7 +230,7 @@ td.number { text-align: right; font-variant-numeric: tabular-nums; white-space: 
 <h2>1. Lists: where it looked</h2>
 <p id="lists-words"></p>
 <svg id="lists" role="img" aria-labelledby="lists-words"></svg>
-<h2>2. Candidates: what the bounds decided</h2>
+<h2>2. Candidates: the decisions of the bounds</h2>
 <p>Each row is a paragraph. A short code in DRAM gives an interval for its distance: the line from the lower to the
 upper bound, with a tick at the estimate. A line that begins right of <b>refused beyond</b> cannot be among the hits, as
 far as the bounds hold, and is not asked for. The others are read in the order of their lower bounds. A dot is the exact
@@ -249,7 +249,7 @@ distance, known once the page was read. Reads end where the next line begins rig
 <thead><tr><th>paragraph</th><th>decision</th><th>list</th><th>page</th><th>round</th><th>lower bound</th>
 <th>estimate</th><th>upper bound</th><th>exact distance</th></tr></thead><tbody id="rows"></tbody></table></div>
 </details>
-<h2>3. Pages: what it read</h2>
+<h2>3. Pages that it read</h2>
 <p id="pages-words"></p>
 <ol id="pages" class="pages"></ol>
 <h2>4. Hits</h2>

@@ -1,6 +1,6 @@
 """Latency under load: a discrete-event simulation of the queues before cores and drives, fed by a recorded trace.
 
-A query computes, then reads pages in rounds and ranks what each round brought. Every core, every channel of a drive and
+A query computes, then reads pages in rounds and ranks the rows of each round. Every core, every channel of a drive and
 every place for a search is a server with one queue, first come, first served. Queries arrive as a Poisson stream. A
 query over several shards ends with the last of them.
 """

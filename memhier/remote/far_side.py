@@ -80,7 +80,7 @@ def prune_backups(url: str, keep: int) -> int:
     """Remove all but the newest generations at a URL, and the objects that no other one needs.
 
     Do not prune while another machine pushes there: the push notices objects that went, and writes them again, but an
-    object that goes after its last look is lost until the next push. Those who read a generation that goes, in place or
+    object that goes after its last look is lost until the next push. Readers of a generation that goes, in place or
     by a pull, get a CorruptionError. Leftovers of killed pushes go as well.
 
     Parameters

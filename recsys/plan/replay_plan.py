@@ -70,7 +70,7 @@ class ReplayPlan:
     workload, node
         The question.
     nodes, limit
-        Machines, and what decides their number.
+        Machines, and the limit that decides their number.
     samples, memory_samples
         On SSD and in DRAM.
     index_bytes, dram_bytes, disk_bytes

@@ -77,7 +77,7 @@ class TablePlan:
     nodes
         Machines.
     limit
-        What decides their number.
+        The limit that decides their number.
     rows, resident
         Rows that a machine owns, and rows in its DRAM at a time.
     index_bytes, dram_bytes

@@ -304,7 +304,7 @@ class Attributes:
         return {name: found.get(name, null_values(self._schema[name], np.size(rows))) for name in names}
 
     def readings(self, rows: npt.ArrayLike, names: Sequence[str] | None = None) -> dict[str, Reading[npt.NDArray[Any]]]:
-        """Return what :meth:`take` reads as readings, by attribute; attributes that the part lacks are not among them.
+        """Return the reads of :meth:`take` as readings, by attribute; those that the part lacks are not among them.
 
         See `memhier.io.ranges`.
         """

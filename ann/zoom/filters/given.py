@@ -132,7 +132,7 @@ def _as_array(data: Any) -> npt.NDArray[Any]:
 
 
 def array_column(name: str, data: Any, count: int) -> AnyColumn:
-    """Return a column from an array, a list, a Series of pandas or polars, an array of pyarrow or what else converts.
+    """Return a column from an array, a list, a Series of pandas or polars, an array of pyarrow or another object.
 
     Parameters
     ----------

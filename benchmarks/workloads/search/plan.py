@@ -157,7 +157,7 @@ def _asked_alone(index: ZoomIndex, queries: Matrix) -> tuple[float, float]:
 
 
 def hundredfold(plan: IndexPlan, name: str) -> Iterator[Row]:
-    """Yield predictions for a hundred machines, and what their simulation gives."""
+    """Yield predictions for a hundred machines, and the figures of their simulation."""
     one = Fleet(Node(16, 64 << 30, 2, 800_000.0))
     fleet, queries = replace(one, replicas=MACHINES), 400 * MACHINES
     most = most_queries(plan.trace, fleet)[1]
