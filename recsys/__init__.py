@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         to_embedding_bag,
     )
     from memhier.recsys.replay import CarouselBuffer
+    from memhier.recsys.replay.ranks import ShardedBuffer, SharedBuffer
 
 __all__ = [
     "SGD",
@@ -55,7 +56,9 @@ __all__ = [
     "QuantisedTable",
     "RowWiseAdagrad",
     "RowWiseAdam",
+    "ShardedBuffer",
     "ShardedEmbeddingBagCollection",
+    "SharedBuffer",
     "Uniform",
     "export_npy",
     "export_parquet",
@@ -75,10 +78,12 @@ __all__ = [
     "to_embedding_bag",
 ]
 
-# Names load on use: the embedding tables need torch, the replay buffer does not.
+_REPLAY = {"CarouselBuffer": "replay", "ShardedBuffer": "replay.ranks", "SharedBuffer": "replay.ranks"}
+
+# Names load on use: the embedding tables need torch, the replay buffer of one trainer does not.
 if not TYPE_CHECKING:  # a type checker would take any name for one of the package
     __getattr__, __dir__ = lazy(
         __name__,
-        {name: f"memhier.recsys.{'replay' if name == 'CarouselBuffer' else 'embedding'}" for name in __all__},
+        {name: f"memhier.recsys.{_REPLAY.get(name, 'embedding')}" for name in __all__},
         [*globals()],
     )

@@ -32,6 +32,7 @@ from memhier.recsys.replay.streams import Purpose, Uniforms, stream
 from memhier.recsys.replay.swapper import Swapper
 from memhier.shield import caller, close_made, shielded, shielded_giving, shielded_init
 from memhier.store.store import Finding, Store, Transfer
+from memhier.store.way_back import go_back
 
 __all__ = ["CarouselBuffer"]
 
@@ -100,6 +101,8 @@ class CarouselBuffer(Closing):
         classes in memory. By default with ``admit="class_balanced"`` only, and while there are no more classes than
         slots: otherwise swaps bring any sample, and every class in turn. CarM's methods ask for True, and so do
         frameworks that note the labels of slots, such as Avalanche.
+    way_back
+        Whether a checkpoint keeps the one before it, for `go_back`. Storage has room for each sample three times then.
     files
         File layer; the operating system's by default.
 
@@ -144,6 +147,7 @@ class CarouselBuffer(Closing):
         seed: int = 0,
         delay: int = 1,
         same_class: bool | None = None,
+        way_back: bool = False,
         files: Files | None = None,
     ) -> None:
         schema, kept = as_schema(schema), admission(admit)
@@ -152,13 +156,14 @@ class CarouselBuffer(Closing):
         seed, delay = check_int("seed", seed, 0, 2**63 - 1), check_int("delay", delay, 0, 1000, "steps")
         if codec is not None and not isinstance(codec, Mapping):
             raise TypeError(f"codec={codec!r}: expected a dict from fields to codecs, such as {{'image': 'jpeg:90'}}")
-        settings = BufferSettings(schema, dict(codec or {}), kept, swap_policy(swap), seed, delay, same_class)
+        settings = BufferSettings(schema, dict(codec or {}), kept, swap_policy(swap), seed, delay, same_class, way_back)
         slots = settings.memory_slots(memory)
         limit = settings.storage_limit(storage, slots)
         tier = Storage.create(path, schema, settings.codecs, limit is not None, files)
         with _closing_on_error(tier):
             self._set_up(settings, tier, slots, limit)
             self._commit({})
+            tier.keep_way_back(way_back)
 
     def _set_up(self, settings: BufferSettings, storage: Storage, slots: int, limit: int | None) -> None:
         self._settings = settings
@@ -217,8 +222,9 @@ class CarouselBuffer(Closing):
             with described(f"{path}: the admission"):
                 kept = admit or admission(meta["admit"])
             settings = BufferSettings(
-                there, meta["codecs"], kept, policy, meta["seed"], meta["delay"], meta["same_class"]
-            )
+                there, meta["codecs"], kept, policy, meta["seed"], meta["delay"], meta["same_class"],
+                meta.get("way_back", False),
+            )  # fmt: skip
             with described(f"{path}: the samples"):
                 storage = Storage(store, there, settings.codecs, limit is not None)
         self = cls.__new__(cls)
@@ -226,9 +232,26 @@ class CarouselBuffer(Closing):
             self._set_up(settings, storage, meta["slots"], limit)
         with _closing_on_error(self):
             self._restore(meta)
+            storage.keep_way_back(settings.way_back)
             if memory is not None:
                 self.resize(memory=memory)
         return self
+
+    @staticmethod
+    @shielded
+    def go_back(path: str | os.PathLike[str]) -> None:
+        """Take a closed buffer back from its last checkpoint to the one before, if it was made with ``way_back=True``.
+
+        For a run whose model has no checkpoint as new as the buffer's. One step back is possible.
+
+        Raises
+        ------
+        ValueError
+            When the last checkpoint kept no way back.
+        """
+        store, _ = Storage.open_store(path, writable=True)
+        with store:
+            go_back(store)
 
     @shielded
     def close(self) -> None:
@@ -396,6 +419,20 @@ class CarouselBuffer(Closing):
         self._memory.read(batch.slots, batch)
         return batch
 
+    @shielded
+    def draw(self, n: int) -> Ints:
+        """Draw slots as `sample` does, for a `reader` to read.
+
+        Returns
+        -------
+        numpy.ndarray
+            int64 [min(n, len(self))].
+        """
+        self._check_open(using=True)
+        count = self._placement.count
+        drawn: Ints = self._placement.order[self._draws.distinct(min(check_int("n", n, 0, 2**62), count), count)]
+        return drawn
+
     def empty(self, n: int) -> Batch:
         """Return a batch of n samples for `sample` to fill."""
         return Batch.empty(self.schema, n)
@@ -526,6 +563,7 @@ class CarouselBuffer(Closing):
             "seed": settings.seed,
             "delay": settings.delay,
             "same_class": settings.same_class,
+            **({"way_back": True} if settings.way_back else {}),
             "by_class": placement.members.by_class,
             "admit": settings.admission.name,
             "swap": encoded_policy(settings.policy),
@@ -618,6 +656,8 @@ class CarouselBuffer(Closing):
         self._commit({})
         # Even if no sample was found: a log may still have the bytes of samples that storage dropped before.
         self._storage.compact_fully()
+        if self._settings.way_back:
+            self._commit({})  # so that the way back leads to samples without the forgotten
         self._storage.verify_erased()
         return {"samples": len(doomed), "memory_samples": sum(slot >= 0 for slot in shown)}
 

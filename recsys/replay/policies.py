@@ -22,7 +22,7 @@ from memhier.recsys.replay.streams import mixed
 
 __all__ = [
     "AgeSwap", "DeckSwap", "FixedRatio", "GateSwap", "LossSwap", "Pool", "RandomSwap", "Ratio", "SteeredRatio",
-    "SwapPolicy", "Used", "encoded_policy", "gate_scores", "stored_policy", "swap_policy", "swaps",
+    "SwapPolicy", "Used", "as_floats", "encoded_policy", "gate_scores", "stored_policy", "swap_policy", "swaps",
 ]  # fmt: skip
 
 Ints = NDArray[np.int64]
@@ -445,7 +445,7 @@ class GateSwap(RandomSwap):
 
     def check_scores(self, scores: Any, count: int) -> NDArray[Any] | None:
         """Return logits as float64 [count, classes]; raise for others."""
-        array = np.empty(0) if scores is None else _as_floats(scores)
+        array = np.empty(0) if scores is None else as_floats(scores)
         shape = (count, *(max(1, length) for length in array.shape[-1:]))
         return _as_scores(scores, shape, "the logits of each sample, shape [n, classes]")
 
@@ -593,7 +593,7 @@ def gate_scores(logits: NDArray[Any], labels: Ints) -> NDArray[np.float64]:
 def _as_scores(scores: Any, shape: tuple[int, ...], expected: str) -> NDArray[Any]:
     if scores is None:
         raise ValueError(f"scores: this swap policy needs {expected}")
-    array = _as_floats(scores)
+    array = as_floats(scores)
     if array.shape != shape:
         raise ValueError(f"scores: expected {expected} with n={shape[0]}, got shape {list(array.shape)}")
     if not np.isfinite(array).all():
@@ -601,7 +601,7 @@ def _as_scores(scores: Any, shape: tuple[int, ...], expected: str) -> NDArray[An
     return array
 
 
-def _as_floats(scores: Any) -> NDArray[np.float64]:
+def as_floats(scores: Any) -> NDArray[np.float64]:
     """Return numbers, which may be a torch tensor of any floating dtype and device, as float64."""
     if hasattr(scores, "detach"):
         scores = scores.detach().cpu().double().numpy()  # numpy has no bfloat16

@@ -13,7 +13,7 @@ from memhier.recsys.replay.placement.admit import Admission, Everything
 from memhier.recsys.replay.placement.memory import Memory
 from memhier.recsys.replay.policies import SwapPolicy
 from memhier.recsys.replay.schema import Schema
-from memhier.recsys.replay.storage.room import samples_within, storage_bytes
+from memhier.recsys.replay.storage.room import Copies, samples_within, storage_bytes
 
 __all__ = ["BufferSettings", "as_schema", "stored_schema"]
 
@@ -28,6 +28,8 @@ class BufferSettings:
     ----------
     same_class
         Whether swaps keep classes; None if that was left open: they do not.
+    way_back
+        Whether a checkpoint keeps the one before it.
     """
 
     schema: Schema
@@ -37,6 +39,7 @@ class BufferSettings:
     seed: int
     delay: int
     same_class: bool | None
+    way_back: bool = False
 
     @property
     def by_class(self) -> bool:
@@ -44,9 +47,9 @@ class BufferSettings:
         return bool(self.same_class) or self.admission.by_class
 
     @property
-    def replaces(self) -> bool:
-        """Whether samples that come take the places of others in storage."""
-        return not isinstance(self.admission, Everything)
+    def copies(self) -> Copies:
+        """How often storage may have a sample beside the last checkpoint."""
+        return Copies(not isinstance(self.admission, Everything), self.way_back)
 
     def memory_slots(self, memory: int | str) -> int:
         """Return how many samples a budget of the memory tier holds.
@@ -83,7 +86,7 @@ class BufferSettings:
             return None
         if not isinstance(storage, str):
             return check_int("storage", storage, 1, 2**40, "samples")
-        limit = samples_within(parse_bytes(storage, "storage"), self.schema, self.codecs, slots, self.replaces)
+        limit = samples_within(parse_bytes(storage, "storage"), self.schema, self.codecs, slots, self.copies)
         if limit < 1:
             least = self.storage_bytes(1, slots)
             raise BudgetError(
@@ -93,7 +96,7 @@ class BufferSettings:
 
     def storage_bytes(self, limit: int, slots: int) -> int:
         """Return the bytes on SSD that `limit` samples take at most, beside a memory of `slots`."""
-        return storage_bytes(limit, self.schema, self.codecs, slots, self.replaces)
+        return storage_bytes(limit, self.schema, self.codecs, slots, self.copies)
 
 
 def stored_schema(meta: Mapping[str, Any], path: Path, expected: Schema | Mapping[str, Any] | None) -> Schema:

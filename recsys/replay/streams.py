@@ -23,6 +23,7 @@ class Purpose(IntEnum):
     DECK = 4
     RESIZE = 5
     HOLD = 6
+    DEAL = 7
 
 
 def stream(seed: int, purpose: Purpose, number: int) -> np.random.Generator:

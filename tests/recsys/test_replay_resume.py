@@ -24,7 +24,7 @@ POLICIES: dict[str, Any] = {
 }  # fmt: skip
 
 
-def make(place: Path, policy: str, admit: str, delay: int) -> CarouselBuffer:
+def make(place: Path, policy: str, admit: str, delay: int, way_back: bool = False) -> CarouselBuffer:
     swap: SwapPolicy = POLICIES[policy](0.6)
     schema = {
         "image": ("uint8", (4, 4, 3)),
@@ -32,7 +32,8 @@ def make(place: Path, policy: str, admit: str, delay: int) -> CarouselBuffer:
         "logits": Field("float32", (3,), mutable=True),
     }
     return CarouselBuffer(place, memory=20, storage=70 if admit == "class_balanced" else None, schema=schema,
-                          admit=admit, swap=swap, codec={"latent": "int8"}, seed=5, delay=delay)  # fmt: skip
+                          admit=admit, swap=swap, codec={"latent": "int8"}, seed=5, delay=delay,
+                          way_back=way_back)  # fmt: skip
 
 
 def digest(*arrays: np.ndarray) -> str:
@@ -152,3 +153,45 @@ def test_slow_reads_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert run(buffer, STEPS) == expected
         assert buffer.stats()["stalls"] > 0
         assert buffer.stats()["stall_s"] > 0
+
+
+@pytest.mark.parametrize(("policy", "admit"), [("random", "reservoir"), ("deck", "class_balanced"), ("gate", "ring")])
+def test_a_buffer_goes_back_to_the_checkpoint_before(tmp_path: Path, policy: str, admit: str) -> None:
+    place = tmp_path / "b"
+    with make(place, policy, admit, 1, way_back=True) as buffer:
+        run(buffer, 2 * EVERY)
+        expected = run(buffer, 3 * EVERY)
+        run(buffer, 3 * EVERY + 3)  # lost
+    with CarouselBuffer.open(place) as buffer:
+        assert buffer.step == 3 * EVERY
+    for _ in range(2):
+        CarouselBuffer.go_back(place)
+        with pytest.raises(ValueError, match="kept no way back"):
+            CarouselBuffer.go_back(place)
+        with CarouselBuffer.open(place) as buffer:
+            assert (buffer.value("step"), buffer.step) == (str(2 * EVERY).encode(), 2 * EVERY)
+            assert run(buffer, 3 * EVERY) == expected
+            assert buffer.check() == []
+
+
+def test_no_way_leads_back_to_forgotten_samples(tmp_path: Path) -> None:
+    place = tmp_path / "b"
+    marked = np.full((60, 40), 0x5A5A5A5A, np.int64)
+    with CarouselBuffer(place, memory=8, schema={"x": ("int64", 40)}, way_back=True) as buffer:
+        buffer.add({"x": marked}, labels=np.arange(60) % 2)
+        buffer.checkpoint()
+        buffer.add({"x": marked}, labels=np.arange(60) % 2)
+        assert buffer.forget({"label": [0, 1]})["samples"] == 120
+    assert not any(marked[0].tobytes()[:64] in file.read_bytes() for file in place.rglob("*") if file.is_file())
+    CarouselBuffer.go_back(place)
+    with CarouselBuffer.open(place) as buffer:
+        assert len(buffer.stored_ids()) == 0
+    with pytest.raises(ValueError, match="kept no way back"):
+        CarouselBuffer.go_back(place)
+
+
+def test_the_first_checkpoint_has_none_before_it(tmp_path: Path) -> None:
+    for name, way_back in (("with", True), ("without", False)):
+        make(tmp_path / name, "random", "reservoir", 1, way_back).close()
+        with pytest.raises(ValueError, match="kept no way back"):
+            CarouselBuffer.go_back(tmp_path / name)

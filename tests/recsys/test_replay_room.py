@@ -76,15 +76,18 @@ def batch_of(schema: Any, ids: np.ndarray) -> dict[str, Any]:
     return {"x": (ids % 251).astype(np.uint8)}
 
 
-@pytest.mark.parametrize("every", [0, 1, 9])
+@pytest.mark.parametrize(("every", "way_back"), [(0, False), (1, False), (9, False), (1, True), (5, True)])
 @pytest.mark.parametrize(("schema", "admit", "count"), [
     (IMAGE, "ring", 400), (IMAGE, "reservoir", 400), (IMAGE, "class_balanced", 400), (MUTABLE, "ring", 400),
     (TEXT, "ring", 100), (TEXT, "reservoir", 100), ({"x": "uint8"}, "ring", 2000),
 ])  # fmt: skip
-def test_bytes_are_held_to_at_every_moment(tmp_path: Path, schema: Any, admit: str, count: int, every: int) -> None:
+def test_bytes_are_held_to_at_every_moment(
+    tmp_path: Path, schema: Any, admit: str, count: int, every: int, way_back: bool
+) -> None:
     budget, place = 2 * MIB, tmp_path / "b"
+    options: Any = {"schema": schema, "admit": admit, "seed": 1, "way_back": way_back}
     with (
-        CarouselBuffer(place, memory=40, storage=budget_text(budget), schema=schema, admit=admit, seed=1) as buffer,
+        CarouselBuffer(place, memory=40, storage=budget_text(budget), **options) as buffer,
         watched(place, budget) as watch,
     ):
         for number in range(27):

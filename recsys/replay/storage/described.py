@@ -51,7 +51,7 @@ _CHECK = record({
     "policy": _anything,
     "under_way": sequence(row(_COUNT, sequence(_COUNT), sequence(_COUNT))),
     "count": _COUNT,
-})  # fmt: skip
+}, {"way_back": boolean})  # fmt: skip
 _DECK = sequence(row(integer(-1, 2**31 - 1), optional(integer(0, 2**62)), integer(0, 2**64 - 1), sequence(_COUNT)))
 
 

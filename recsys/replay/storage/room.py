@@ -6,6 +6,7 @@ again without a checkpoint: they write small parts, and can rewrite a part of th
 """
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from memhier.io.page_file import PAGE_BYTES
 from memhier.log.row_log import RowLog
@@ -16,7 +17,7 @@ from memhier.recsys.replay.storage.records import SampleCodec
 from memhier.rows.rows import rows_per_page
 from memhier.store.store import Store
 
-__all__ = ["Room", "reclaim", "samples_within", "storage_bytes"]
+__all__ = ["Copies", "Room", "reclaim", "samples_within", "storage_bytes"]
 
 _ENTRY = 12
 # The least share of live bytes after a checkpoint; and of those written since, if room is short.
@@ -25,6 +26,21 @@ _PART_BYTES = 2**16  # at least
 _PARTS = 64  # that room is divided into
 _CATALOG_BYTES = 2**17  # of a small store; a larger one has some more, for checksums
 _LARGE_BYTES = 2**16  # records of as many bytes begin and end on a page
+
+
+class Copies(NamedTuple):
+    """The copies of samples that storage may have beside those of the last checkpoint.
+
+    Attributes
+    ----------
+    replaces
+        Whether samples replace others; else each is written once.
+    way_back
+        Whether the checkpoint before the last one is kept.
+    """
+
+    replaces: bool
+    way_back: bool
 
 
 def part_bytes(budget: int) -> int:
@@ -90,17 +106,11 @@ def reclaim(log: RowLog) -> None:
         continue
 
 
-def storage_bytes(limit: int, schema: Schema, codecs: Mapping[str, str], slots: int, replaces: bool) -> int:
-    """Return the bytes on SSD that `limit` samples take at most, beside a memory of `slots`.
-
-    Parameters
-    ----------
-    replaces
-        Whether samples replace others; else each is written once.
-    """
-    twice = 1 / _KEPT_ALIVE + 1 / _FRESH_ALIVE
+def storage_bytes(limit: int, schema: Schema, codecs: Mapping[str, str], slots: int, copies: Copies) -> int:
+    """Return the bytes on SSD that `limit` samples take at most, beside a memory of `slots`."""
+    twice = (2 if copies.way_back else 1) / _KEPT_ALIVE + 1 / _FRESH_ALIVE
     fixed, side = _sample_bytes(schema, codecs)
-    once = twice if replaces else 1 / _KEPT_ALIVE
+    once = twice if copies.replaces else 1 / _KEPT_ALIVE
     # The index has an entry for each slot in use: no more than slots, and no more than samples.
     index = limit * _entry_bytes(POSITIONS) + min(slots, limit) * _entry_bytes(SLOTS)
     held = limit * (fixed * once + side * twice) + (index + 2 * INDEX_ROW_BYTES) * twice
@@ -112,12 +122,12 @@ def storage_bytes(limit: int, schema: Schema, codecs: Mapping[str, str], slots: 
     return total
 
 
-def samples_within(budget: int, schema: Schema, codecs: Mapping[str, str], slots: int, replaces: bool) -> int:
+def samples_within(budget: int, schema: Schema, codecs: Mapping[str, str], slots: int, copies: Copies) -> int:
     """Return how many samples fit into `budget` bytes; 0 if none does."""
     low, high = 0, budget + 1
     while high - low > 1:
         middle = (low + high) // 2
-        fits = storage_bytes(middle, schema, codecs, slots, replaces) <= budget
+        fits = storage_bytes(middle, schema, codecs, slots, copies) <= budget
         low, high = (middle, high) if fits else (low, middle)
     return low
 

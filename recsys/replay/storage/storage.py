@@ -380,6 +380,10 @@ class Storage:
             log.compact(1)
         self.samples.commit()
 
+    def keep_way_back(self, keep: bool) -> None:
+        """Let commits keep the one before them, or not."""
+        self.samples.way_back = keep
+
     def close(self) -> None:
         """Close the store; changes since the last commit are lost."""
         for log in self.logs:
