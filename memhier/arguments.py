@@ -28,6 +28,7 @@ __all__ = [
 ]
 
 _INT64_MAX = np.iinfo(np.int64).max
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(::.*)?://")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:[/\\]")  # a drive of Windows has one letter
 
 
@@ -160,10 +161,10 @@ def is_url(path: object) -> TypeGuard[str]:
     Examples
     --------
     >>> from memhier.arguments import is_url
-    >>> is_url("s3://bucket/index"), is_url("/data/index"), is_url("index")
-    (True, False, False)
+    >>> is_url("s3://bucket/index"), is_url("zip://index::s3://bucket/a.zip"), is_url("/data/index"), is_url("://x")
+    (True, True, False, False)
     """
-    return isinstance(path, str) and "://" in path
+    return isinstance(path, str) and _URL.match(path) is not None
 
 
 def check_here(path: object, advice: str) -> None:

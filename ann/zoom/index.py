@@ -739,10 +739,10 @@ class ZoomIndex(Closing):
         self._check_open()
         self._store.copy(path)
 
-    def push(self, url: str, *, keep: int | None = None) -> Transfer:
+    def push(self, url: str, *, keep: int | None = None, verify: bool = False) -> Transfer:
         """Back up the last committed state to a URL; see :meth:`memhier.Store.push`."""
         self._check_open()
-        return self._store.push(url, keep=keep)
+        return self._store.push(url, keep=keep, verify=verify)
 
     @staticmethod
     @shielded

@@ -396,7 +396,7 @@ class Store(Closing):
         with Store.create(path, self.kind, files=self._files) as target:
             copy_contents(self._files, self._contents, target.path)
 
-    def push(self, url: str, *, keep: int | None = None) -> Transfer:
+    def push(self, url: str, *, keep: int | None = None, verify: bool = False) -> Transfer:
         """Bring the committed contents to a folder on any file system that fsspec knows: a backup, or its next state.
 
         Objects that the folder has stay: only changed segments are read and moved. Each new object is read back and
@@ -410,6 +410,9 @@ class Store(Closing):
             Such as ``"s3://bucket/index"``; the store's alone.
         keep
             Generations that stay there; None keeps all. Do not remove any while another machine pushes.
+        verify
+            Whether to read all objects of this generation there, and all of the store, too: damaged objects are written
+            again, and damaged descriptions of other generations removed. `memhier.check_backup` finds damage.
 
         Returns
         -------
@@ -450,12 +453,14 @@ class Store(Closing):
         """
         self._check_open()
         keep = None if keep is None else check_int("keep", keep, 1, unit="generations")
+        if not isinstance(verify, bool):
+            raise TypeError(f"verify={verify!r}: expected True or False")
         if self._writer_pid is not None or self._verify == "off":
             with self._reader() as source:
-                return source.push(url, keep=keep)
+                return source.push(url, keep=keep, verify=verify)
         from memhier.remote.push import push_contents
 
-        return push_contents(self._files, self._contents, self._path, url, keep)
+        return push_contents(self._files, self._contents, self._path, url, keep, verify)
 
     @staticmethod
     @shielded
