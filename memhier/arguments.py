@@ -24,6 +24,7 @@ __all__ = [
     "check_int",
     "check_number",
     "check_range",
+    "counted",
     "is_url",
 ]
 
@@ -129,6 +130,19 @@ def check_array(name: str, array: Any, dtype: Any, shape: tuple[int, ...], *, wr
     if not array.flags.c_contiguous or not array.flags.aligned or (writable and not array.flags.writeable):
         kind = "a writable, C-contiguous, aligned" if writable else "a C-contiguous, aligned"
         raise ValueError(f"{name}: expected {kind} array of shape {shape}")
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a number of things in words, with the noun in the plural unless it is one.
+
+    Examples
+    --------
+    >>> from memhier.arguments import counted
+    >>> counted(1, "row"), counted(0, "row"), counted(1200, "entry")
+    ('1 row', '0 rows', '1,200 entries')
+    """
+    many = noun if count == 1 else f"{noun[:-1]}ies" if noun.endswith("ry") else f"{noun}s"
+    return f"{count:,} {many}"
 
 
 def by_name(name: str, value: Any, kinds: Mapping[str, Callable[[], Any]], expected: str, others: str = "") -> Any:

@@ -7,7 +7,7 @@ import click
 
 from memhier import backups, prune_backups
 from memhier.ann import ZoomIndex
-from memhier.arguments import is_url
+from memhier.arguments import counted, is_url
 from memhier.benchmarks.cli.index.inputs import index_path
 from memhier.benchmarks.cli.shell import Terminal, json_option, new_table, report, working, write_json
 from memhier.budget import format_bytes
@@ -94,4 +94,4 @@ def prune(url: str, keep: int) -> None:
     existing_backups(url)
     with working(f"Pruning {url} ..."):
         removed = prune_backups(url, keep)
-    click.echo(f"{url}: {removed:,} objects removed, {len(backups(url)):,} generations left")
+    click.echo(f"{url}: {counted(removed, 'object')} removed, {counted(len(backups(url)), 'generation')} left")
