@@ -81,6 +81,7 @@ class Store(Closing):
     def __init__(
         self, path: Path, files: Files, verify: Verify, catalog: Catalog | None, contents: Contents, lock: File | None,
         held: Sequence[File | Closing] = (), *, sources: "Mapping[str, PageSource] | None" = None,
+        url: str | None = None,
     ) -> None:  # fmt: skip
         self._path = path
         self._files = files
@@ -89,7 +90,7 @@ class Store(Closing):
         self._contents = contents
         self._lock = lock
         self._held = held  # a reader's: the files of its segments, or the cache of a backup
-        self._url: str | None = None  # of a backup
+        self._url = url  # of a backup
         self._sources = sources or {}  # of a backup, which has no catalog here: of the segments' pages, by file
         self._writer_pid = os.getpid() if lock is not None else None
         self._transaction: Transaction | None = None
@@ -232,8 +233,8 @@ class Store(Closing):
             raise ValueError("verify='off': expected 'read' or 'open' for a backup, whose pages are always checked")
         files = open_far(url, kind, cache, cache_bytes)
         cached = files.cache
-        opened = cls(cached.folder, files, verify, None, cached.contents, None, [cached], sources=cached.segments)
-        opened._url = url
+        kept = cached.folder, files, verify, None, cached.contents, None, [cached]
+        opened = cls(*kept, sources=cached.segments, url=url)
         if verify == "open" and (damaged := opened.check()):
             raise CorruptionError(str(damaged[0]))
         return opened
