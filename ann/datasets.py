@@ -17,12 +17,11 @@ import os
 from typing import Any, Self
 
 from memhier.ann.zoom import ZoomIndex
+from memhier.lazy import extra_for
 
-try:
+with extra_for(__name__):
     from datasets import Dataset
     from datasets.search import BaseIndex, BatchedSearchResults, SearchResults
-except ModuleNotFoundError as error:
-    raise ImportError("memhier.ann.datasets needs the package datasets: pip install 'memhier[datasets]'") from error
 
 __all__ = ["ZoomDatasetIndex", "add_zoom_index", "load_zoom_index"]
 

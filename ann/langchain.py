@@ -22,14 +22,13 @@ from uuid import uuid4
 import numpy as np
 
 from memhier.ann.documents import DocumentIndex, comparison
+from memhier.lazy import extra_for
 
-try:
+with extra_for(__name__):
     from langchain_core.documents import Document
     from langchain_core.embeddings import Embeddings
     from langchain_core.vectorstores import VectorStore
     from langchain_core.vectorstores.utils import maximal_marginal_relevance
-except ModuleNotFoundError as error:
-    raise ImportError("memhier.ann.langchain needs langchain-core: pip install 'memhier[langchain]'") from error
 
 __all__ = ["ZoomStore"]
 

@@ -19,8 +19,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from memhier.ann.documents import DocumentIndex, comparison
+from memhier.lazy import extra_for
 
-try:
+with extra_for(__name__):
     from llama_index.core.bridge.pydantic import PrivateAttr
     from llama_index.core.indices.query.embedding_utils import get_top_k_mmr_embeddings
     from llama_index.core.schema import BaseNode
@@ -35,8 +36,6 @@ try:
         VectorStoreQueryResult,
     )
     from llama_index.core.vector_stores.utils import metadata_dict_to_node, node_to_metadata_dict
-except ModuleNotFoundError as error:
-    raise ImportError("memhier.ann.llama_index needs llama-index-core: pip install 'memhier[llamaindex]'") from error
 
 __all__ = ["ZoomVectorStore"]
 

@@ -27,13 +27,12 @@ import numpy.typing as npt
 from memhier.ann.zoom import ZoomIndex
 from memhier.ann.zoom.preview.space import Metric
 from memhier.arguments import check_int, check_number
+from memhier.lazy import extra_for
 
-try:
+with extra_for(__name__):
     from scipy.sparse import csr_matrix
     from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
     from sklearn.utils.validation import check_is_fitted, validate_data
-except ModuleNotFoundError as error:
-    raise ImportError("memhier.ann.sklearn needs scikit-learn: pip install 'memhier[sklearn]'") from error
 
 __all__ = ["ZoomNeighbors", "ZoomTransformer"]
 

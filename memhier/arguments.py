@@ -24,10 +24,12 @@ __all__ = [
     "check_int",
     "check_number",
     "check_range",
+    "counted",
     "is_url",
 ]
 
 _INT64_MAX = np.iinfo(np.int64).max
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(::.*)?://")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:[/\\]")  # a drive of Windows has one letter
 
 
@@ -130,6 +132,19 @@ def check_array(name: str, array: Any, dtype: Any, shape: tuple[int, ...], *, wr
         raise ValueError(f"{name}: expected {kind} array of shape {shape}")
 
 
+def counted(count: int, noun: str) -> str:
+    """Return a number of things in words, with the noun in the plural unless it is one.
+
+    Examples
+    --------
+    >>> from memhier.arguments import counted
+    >>> counted(1, "row"), counted(0, "row"), counted(1200, "entry")
+    ('1 row', '0 rows', '1,200 entries')
+    """
+    many = noun if count == 1 else f"{noun[:-1]}ies" if noun.endswith("ry") else f"{noun}s"
+    return f"{count:,} {many}"
+
+
 def by_name(name: str, value: Any, kinds: Mapping[str, Callable[[], Any]], expected: str, others: str = "") -> Any:
     """Return an object of the kind that a text names; anything else as it is, but no class.
 
@@ -160,10 +175,10 @@ def is_url(path: object) -> TypeGuard[str]:
     Examples
     --------
     >>> from memhier.arguments import is_url
-    >>> is_url("s3://bucket/index"), is_url("/data/index"), is_url("index")
-    (True, False, False)
+    >>> is_url("s3://bucket/index"), is_url("zip://index::s3://bucket/a.zip"), is_url("/data/index"), is_url("://x")
+    (True, True, False, False)
     """
-    return isinstance(path, str) and "://" in path
+    return isinstance(path, str) and _URL.match(path) is not None
 
 
 def check_here(path: object, advice: str) -> None:

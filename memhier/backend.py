@@ -7,7 +7,7 @@ can be imported. Every other module reads :data:`core`, which is None when Pytho
 import importlib
 import os
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 __all__ = ["core", "name"]
 
@@ -55,22 +55,22 @@ if TYPE_CHECKING:
         ScanResult = _core.ScanResult
         StackDistances = _core.StackDistances
         UpdatedRows = _core.UpdatedRows
-        belady_hits = staticmethod(_core.belady_hits)
-        code_scan = staticmethod(_core.code_scan)
-        crc32c = staticmethod(_core.crc32c)
-        crc32c_by_table = staticmethod(_core.crc32c_by_table)
-        crc32c_pages = staticmethod(_core.crc32c_pages)
-        distances = staticmethod(_core.distances)
-        embedding_distinct = staticmethod(_core.embedding_distinct)
-        embedding_pool = staticmethod(_core.embedding_pool)
-        embedding_take_steps = staticmethod(_core.embedding_take_steps)
-        embedding_update = staticmethod(_core.embedding_update)
-        fence = staticmethod(_core.fence)
-        nearest_rows = staticmethod(_core.nearest_rows)
-        next_uses = staticmethod(_core.next_uses)
-        pq_scan = staticmethod(_core.pq_scan)
-        prune_links = staticmethod(_core.prune_links)
-        turn_rows = staticmethod(_core.turn_rows)
+        belady_hits: Final = staticmethod(_core.belady_hits)
+        code_scan: Final = staticmethod(_core.code_scan)
+        crc32c: Final = staticmethod(_core.crc32c)
+        crc32c_by_table: Final = staticmethod(_core.crc32c_by_table)
+        crc32c_pages: Final = staticmethod(_core.crc32c_pages)
+        distances: Final = staticmethod(_core.distances)
+        embedding_distinct: Final = staticmethod(_core.embedding_distinct)
+        embedding_pool: Final = staticmethod(_core.embedding_pool)
+        embedding_take_steps: Final = staticmethod(_core.embedding_take_steps)
+        embedding_update: Final = staticmethod(_core.embedding_update)
+        fence: Final = staticmethod(_core.fence)
+        nearest_rows: Final = staticmethod(_core.nearest_rows)
+        next_uses: Final = staticmethod(_core.next_uses)
+        pq_scan: Final = staticmethod(_core.pq_scan)
+        prune_links: Final = staticmethod(_core.prune_links)
+        turn_rows: Final = staticmethod(_core.turn_rows)
 
 
 core: "_Core | None" = cast(Any, _load_core())

@@ -18,16 +18,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed as dist
+from memhier.lazy import extra_for
 
-from memhier.recsys.embedding.module import TableModule
-from memhier.recsys.replay import CarouselBuffer
-
-try:
+with extra_for(__name__):
+    import torch
+    import torch.distributed as dist
     from lightning.pytorch.plugins.io import TorchCheckpointIO
-except ModuleNotFoundError as error:
-    raise ImportError("memhier.recsys.lightning needs Lightning: pip install 'memhier[lightning]'") from error
+
+    from memhier.recsys.embedding.module import TableModule
+    from memhier.recsys.replay import CarouselBuffer
 
 __all__ = ["MemhierCheckpointIO"]
 

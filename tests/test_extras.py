@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from memhier.lazy import EXTRAS
+
 ROOT = Path(__file__).resolve().parents[1]
 # Refuses to import packages, as if they were not installed.
 HIDE = """
@@ -98,12 +100,55 @@ print("done")
         "memhier.recsys.EmbeddingBag(10, 4)",
         "memhier.recsys.lookahead([], None)",
         "type('Mine', (memhier.recsys.EmbeddingBag,), {})",
-        "exec('from memhier.recsys import *')",
+        "exec('from memhier.recsys import *'); EmbeddingBag(10, 4)",
+        "exec('from memhier.ann import *'); TopKSoftmax.from_linear",
     ],
 )
 def test_a_name_without_its_package_raises_on_use(use: str) -> None:
     done = run(f"import memhier.ann, memhier.recsys\n{use}", "torch")
     assert "pip install 'memhier[torch]'" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("missing", [(), ("torch",), ("faiss",), ("torch", "faiss", "tqdm", "fsspec", "ray")], ids=str)
+@pytest.mark.parametrize("package", ["memhier", "memhier.ann", "memhier.recsys", "memhier.ann.cluster"])
+def test_a_star_brings_every_name_whatever_is_missing(package: str, missing: tuple[str, ...]) -> None:
+    code = f"""
+import {package} as package
+from {package} import *
+print([name for name in package.__all__ if name not in globals()])
+"""
+    done = run(code, *missing)
+    assert done.stdout == "[]\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("module", "missing", "extra"),
+    [
+        ("ann.sklearn", "scipy", "sklearn"),
+        ("ann.datasets", "datasets", "datasets"),
+        ("ann.langchain", "langchain_core", "langchain"),
+        ("ann.llama_index", "llama_index", "llamaindex"),
+        ("ann.huggingface", "torch", "torch"),
+        ("ann.huggingface", "faiss", "search"),
+        ("ann.cluster.index", "ray", "ray"),
+        ("recsys.lightning", "lightning", "lightning"),
+        ("recsys.lightning", "torch", "torch"),
+    ],
+)
+def test_an_adapter_tells_the_extra_that_brings_its_library(module: str, missing: str, extra: str) -> None:
+    done = run(f"import memhier.{module}", missing)
+    words = f"needs the package {missing}: pip install 'memhier[{extra}]'"
+    assert done.stderr.splitlines()[-1].startswith("ModuleNotFoundError: memhier."), done.stderr
+    assert words in done.stderr.splitlines()[-1], done.stderr
+
+
+def test_every_package_told_belongs_to_the_extra_that_is_told() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    named = {"PIL": "pillow", "faiss": "faiss-cpu", "langchain_core": "langchain-core", "scipy": "scikit-learn"}
+    named |= {"llama_index": "llama-index-core", "sklearn": "scikit-learn"}  # scipy comes with scikit-learn
+    for package, extra in EXTRAS.items():
+        brought = " ".join(project["optional-dependencies"][extra])
+        assert f"{named.get(package, package)}>=" in brought, package
 
 
 def test_questions_about_a_name_without_its_package_raise_nothing() -> None:

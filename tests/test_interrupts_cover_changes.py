@@ -22,7 +22,7 @@ TABLES = "forward gradient_norm initial_weights optimizer_state stats weights"
 
 READS = {
     "LogitIndex": "choose distribution is_stale log_prob logits partition save scan_pays stats topk way",
-    "Store": "attach check get keys push read_segment segments",
+    "Store": "attach check get keys not_writable push read_segment segments",
     "Reader": "read run stats",
     "Rows": "read read_range",
     "RowLog": "bytes_above check_values keys",

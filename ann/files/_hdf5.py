@@ -5,6 +5,7 @@ from typing import Any
 
 from memhier.ann.files._sliced import SlicedVectors
 from memhier.io.outside import reading
+from memhier.lazy import extra_for
 
 __all__ = ["Hdf5Vectors"]
 
@@ -26,10 +27,8 @@ class Hdf5Vectors(SlicedVectors):
         # The message of h5py for a missing file hides the error's number in a long line.
         with open(path, "rb"):
             pass
-        try:
+        with extra_for(f"{path}: HDF5"):
             h5py = import_module("h5py")
-        except ImportError as error:
-            raise ImportError(f"{path}: HDF5 needs the package h5py: pip install 'memhier[hdf5]'") from error
         with reading(path):
             self._file = h5py.File(path, "r")
         try:

@@ -12,6 +12,7 @@ from memhier.ann.files._lists import holds_vectors, list_matrix
 from memhier.ann.files._reader import Block, VectorReader, block_rows
 from memhier.ann.files._remote import is_local, open_remote
 from memhier.errors import FormatError
+from memhier.lazy import extra_for
 
 __all__ = ["ParquetVectors"]
 
@@ -36,10 +37,8 @@ class ParquetVectors(VectorReader):
         if is_local(path):  # the error of arrow for a directory has no number
             with open(path, "rb"):
                 pass
-        try:
+        with extra_for(f"{path}: Parquet"):
             self._arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
-        except ImportError as error:
-            raise ImportError(f"{path}: Parquet needs the package pyarrow: pip install 'memhier[parquet]'") from error
         self._remote = None if is_local(path) else open_remote(path)
         self._opened: Any = None
         self._turn = Lock()  # arrow does not promise that threads may share a file's reader

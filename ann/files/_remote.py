@@ -4,6 +4,8 @@ import re
 from importlib import import_module
 from typing import Any
 
+from memhier.lazy import extra_for
+
 __all__ = ["is_local", "open_remote"]
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(::|://)")
@@ -26,8 +28,6 @@ def open_remote(url: str) -> Any:
     ValueError
         When fsspec does not know the protocol.
     """
-    try:
+    with extra_for(f"{url}: a URL"):
         fsspec = import_module("fsspec")
-    except ImportError as error:
-        raise ImportError(f"{url}: URLs need the package fsspec: pip install 'memhier[remote]'") from error
     return fsspec.open(url, "rb").open()

@@ -1,6 +1,5 @@
 """ZoomIndex: search more vectors than fit in DRAM (Zoom, arXiv 1809.04067, and later work)."""
 
-import errno
 import shutil
 import warnings
 from collections.abc import Iterator, Sequence
@@ -36,9 +35,9 @@ from memhier.ann.zoom.storage.catalog import KIND, Description
 from memhier.ann.zoom.storage.ids import as_ids, locate, refuse_clashes, with_repeats
 from memhier.ann.zoom.storage.layout import attribute_bytes, codes_can_grow, read_depth
 from memhier.ann.zoom.storage.part import PartFiles
-from memhier.ann.zoom.storage.prepared import Decision, published_mark, settle_prepared
+from memhier.ann.zoom.storage.prepared import PREPARED, Decision, check_decision, published_mark, settle_prepared
 from memhier.ann.zoom.storage.snapshot import Footprint, IndexSnapshot
-from memhier.arguments import check_here, check_int, check_number
+from memhier.arguments import check_here, check_int, check_number, counted
 from memhier.budget import parse_bytes
 from memhier.callers import user_stacklevel
 from memhier.closing import Closing
@@ -73,6 +72,8 @@ class ZoomIndex(Closing):
     """
 
     def __init__(self, store: Store) -> None:
+        if not isinstance(store, Store):
+            raise TypeError(f"store={store!r}: expected a Store; ZoomIndex.open(path) opens an index, build makes one")
         self._store = store
         raw = store.get("index")
         if raw is None:
@@ -243,6 +244,7 @@ class ZoomIndex(Closing):
         LockedError
             When `writable` is true and another process has it open for writing, or `settle` is missing.
         """
+        check_decision(settle)
         store = Store.open(path, kind=KIND, writable=writable, verify=verify, cache=cache, cache_bytes=cache_bytes)
         try:
             if writable:
@@ -721,7 +723,9 @@ class ZoomIndex(Closing):
         self._check_open()
         matrix, _ = check_queries(queries, self.dimension)
         if len(matrix) < _TUNE_LEAST:
-            raise ValueError(f"queries has {len(matrix)} rows: expected at least {_TUNE_LEAST} to learn from")
+            raise ValueError(
+                f"queries has {counted(len(matrix), 'row')}: expected at least {_TUNE_LEAST} to learn from"
+            )
         writer = self._writer
         with nullcontext() if writer is None else writer.lock:
             state = self._searcher.state
@@ -737,12 +741,12 @@ class ZoomIndex(Closing):
         Searches and changes go on meanwhile.
         """
         self._check_open()
-        self._store.copy(path)
+        self._store.copy(path, leave_out=[PREPARED])
 
-    def push(self, url: str, *, keep: int | None = None) -> Transfer:
+    def push(self, url: str, *, keep: int | None = None, verify: bool = False) -> Transfer:
         """Back up the last committed state to a URL; see :meth:`memhier.Store.push`."""
         self._check_open()
-        return self._store.push(url, keep=keep)
+        return self._store.push(url, keep=keep, verify=verify, leave_out=[PREPARED])
 
     @staticmethod
     @shielded
@@ -854,11 +858,7 @@ class ZoomIndex(Closing):
                 "an index with preview='pq', the paper's form, is not changed: build with preview='rabitq'"
             )
         if self._writer is None:
-            raise OSError(
-                errno.EROFS,
-                "the index is open for searching; pass writable=True to ZoomIndex.open",
-                str(self._store.path),
-            )
+            raise self._store.not_writable("the index is open for searching; pass writable=True to ZoomIndex.open")
         return self._writer
 
 

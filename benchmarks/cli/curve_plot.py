@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from memhier.budget import format_bytes
+from memhier.lazy import extra_for
 from memhier.planning.curves import MissRatioCurve
 
 __all__ = ["draw_curves", "save_curves"]
@@ -54,11 +55,9 @@ def save_curves(curves: list[MissRatioCurve], row_bytes: int, dram_bytes: int, p
     ImportError
         Without matplotlib; the message names the extra to install.
     """
-    try:
+    with extra_for(Path(path).name):
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
-    except ImportError:
-        raise ImportError(f"{Path(path).name} needs matplotlib: pip install 'memhier[plots]'") from None
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()

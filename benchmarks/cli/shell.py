@@ -23,6 +23,7 @@ __all__ = [
     "FiniteRange",
     "NameList",
     "Terminal",
+    "in_a_folder",
     "json_option",
     "new_table",
     "notes",
@@ -89,14 +90,14 @@ def new_table(*columns: tuple[str, Literal["left", "right"]], header: bool = Tru
     return table
 
 
-def _in_a_folder(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """Refuse a FILE in a missing folder before a long build, not after it."""
+def in_a_folder(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+    """Refuse a FILE in a missing folder before long work, not after it."""
     if value not in (None, "-") and not os.access(Path(value).absolute().parent, os.W_OK):
         raise click.BadParameter(f"{value}: its folder does not exist or cannot be written to")
     return value
 
 
-json_option = click.option("--json", "json_path", metavar="FILE", callback=_in_a_folder,
+json_option = click.option("--json", "json_path", metavar="FILE", callback=in_a_folder,
                      type=click.Path(dir_okay=False, writable=True, allow_dash=True),
                      help="Write the figures as JSON to FILE; '-' prints them in place of the table.")  # fmt: skip
 

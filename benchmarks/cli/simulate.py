@@ -10,7 +10,16 @@ import numpy.typing as npt
 from rich.table import Table
 
 from memhier.benchmarks.cli.curve_plot import draw_curves, save_curves
-from memhier.benchmarks.cli.shell import FiniteRange, NameList, Terminal, json_option, new_table, working, write_json
+from memhier.benchmarks.cli.shell import (
+    FiniteRange,
+    NameList,
+    Terminal,
+    in_a_folder,
+    json_option,
+    new_table,
+    working,
+    write_json,
+)
 from memhier.benchmarks.cli.traces import TRACE_FORMATS, read_trace
 from memhier.budget import format_bytes, parse_bytes
 from memhier.io.device import DeviceProfile
@@ -47,7 +56,9 @@ _CURVE_POINTS = 24
 )
 @click.option("--sample", type=float, help="Draw the curve from this share of the keys, with its error.")
 @json_option
-@click.option("--png", type=click.Path(dir_okay=False, writable=True), help="Save the curve as a picture.")
+@click.option(
+    "--png", type=click.Path(dir_okay=False, writable=True), callback=in_a_folder, help="Save the curve as a picture."
+)
 def simulate(
     trace: str,
     dram: str,

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 from memhier.arguments import as_bytes
 from memhier.errors import CorruptionError
+from memhier.lazy import extra_for
 
 __all__ = ["PlainBytesCodec", "ZstdCodec"]
 
@@ -30,10 +31,8 @@ class ZstdCodec:
     name: ClassVar[str] = "zstd"
 
     def __init__(self) -> None:
-        try:
+        with extra_for("codec='zstd'"):
             self._zstandard = importlib.import_module("zstandard")
-        except ImportError as error:
-            raise ImportError("codec='zstd' needs the package zstandard: pip install 'memhier[zstd]'") from error
         # zstandard's objects must not be used by two threads at a time, and cost too much to make for each record.
         self._of_thread = threading.local()
 

@@ -26,6 +26,7 @@ __all__ = [
     "prune_backups",
     "prune_place",
     "publish",
+    "remove_damaged",
 ]
 
 _FOLDER = "manifests"
@@ -131,8 +132,8 @@ def prune_place(place: Place, keep: int) -> int:
 def check_backup(url: str) -> list[str]:
     """Read every generation at a URL and return every inconsistency; each object is read once, eight at a time.
 
-    An object that is damaged or missing comes back with the next push of a store that holds the same bytes, once it was
-    removed.
+    A missing object comes back with the next push of a store that holds the same bytes, a damaged one with a push that
+    has ``verify=True``. Those of older generations go with these (`prune_backups`).
 
     Raises
     ------
@@ -153,13 +154,14 @@ def check_backup(url: str) -> list[str]:
     []
     """
     place, findings = Place(url), []
-    numbers, sizes = _numbers(place), {}
+    numbers, sizes, last = _numbers(place), dict[str, int](), dict[str, int]()
     if not numbers:
         raise _nothing_at(place, None)
     for number in numbers:
         try:
             with suppress(FileNotFoundError):  # pruned meanwhile
-                sizes.update(_read(place, number).sizes())
+                last = _read(place, number).sizes()
+                sizes.update(last)
         except (CorruptionError, FormatError) as error:
             findings.append(str(error))
     wrong: dict[str, str] = {}
@@ -168,7 +170,9 @@ def check_backup(url: str) -> list[str]:
         try:
             object_of(place, name, sizes[name])
         except CorruptionError as error:
-            wrong[name] = str(error)
+            wrong[name] = f"{error}; a push with verify=True of a store that has these bytes writes them again"
+            if name not in last:
+                wrong[name] += "; prune_backups removes them, with older generations"
 
     each_in_parallel(look, sizes)
     return findings + [wrong[name] for name in sorted(wrong)]
@@ -194,6 +198,16 @@ def object_of(place: Place, name: str, size: int) -> bytes:
         raise CorruptionError(
             f"{place.address(path)}: missing, but a manifest names it; was the generation pruned?"
         ) from None
+
+
+def remove_damaged(place: Place) -> None:
+    """Remove the manifests that are damaged."""
+    for number in _numbers(place):
+        try:
+            with suppress(FileNotFoundError):  # pruned meanwhile
+                _read(place, number)
+        except CorruptionError:
+            place.remove([_path(number)])
 
 
 def newest(place: Place) -> tuple[int, Manifest | None]:

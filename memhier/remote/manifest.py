@@ -122,7 +122,7 @@ class Manifest:
         """
         name, _, body = contents.partition(b"\n")
         if name != digest(body).encode():
-            raise CorruptionError(f"{where}: does not match its own checksum")
+            raise CorruptionError(f"{where}: does not match its own checksum; a push with verify=True removes it")
         found = decode_json(body, where, record({"version": integer()}))
         if found["version"] != _VERSION:
             raise FormatError(f"{where}: version {found['version']}, expected {_VERSION}; use a matching memhier")

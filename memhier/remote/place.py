@@ -2,12 +2,14 @@
 
 import errno
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from memhier.arguments import is_url
 from memhier.errors import CorruptionError
 from memhier.remote.parallel import each_in_parallel
 
@@ -46,7 +48,7 @@ class Place:
     ModuleNotFoundError
         When fsspec is not installed, or the package that it needs for this URL.
     ValueError
-        When fsspec does not know the URL's protocol, or the URL names no folder.
+        When fsspec does not know the URL's protocol, or the URL is malformed or names no folder.
     OSError
         When its file system cannot be reached.
 
@@ -61,6 +63,8 @@ class Place:
     def __init__(self, url: str | os.PathLike[str]) -> None:
         text = os.fspath(url)
         self.url: str = text.rstrip("/")
+        if re.match(r"[^/]*:/", text) and not is_url(text):  # fsspec would make a folder with the colon
+            raise ValueError(f"url={text!r}: expected a URL such as 's3://bucket/folder', or the path of a folder")
         if not text.rpartition("://")[2].strip("/"):
             raise ValueError(f"url={text!r}: names no folder; expected a URL such as 's3://bucket/folder'")
         self._connect()
@@ -201,9 +205,13 @@ class Place:
             os.close(descriptor)
 
     def _again(self, name: str, call: Callable[[Any], T]) -> T:
-        """Make a call until it succeeds, a bounded number of times."""
+        """Make a call until it succeeds, a bounded number of times.
+
+        Bytes that came damaged twice are so on the far side, whatever the last try fails of.
+        """
         if self._pid != os.getpid():
             self._connect()
+        damaged: list[CorruptionError] = []
         for attempt in range(TRIES):
             try:
                 return call(self._fs)
@@ -216,11 +224,13 @@ class Place:
             except Exception as error:
                 if isinstance(error, _MISUSE) and not isinstance(error, CorruptionError):
                     raise
+                if isinstance(error, CorruptionError):
+                    damaged.append(error)
                 if attempt < TRIES - 1:
                     time.sleep(FIRST_WAIT_S * 2**attempt)
                     continue
-                if isinstance(error, CorruptionError):
-                    raise
+                if len(damaged) > 1 or error in damaged:
+                    raise damaged[-1] from None
                 code, why = (error.errno, error.strerror) if isinstance(error, OSError) else (None, None)
                 said = f"failed {TRIES} times, the last time with: {why or repr(error)}"
                 raise OSError(code or errno.EIO, said, self.address(name)) from error

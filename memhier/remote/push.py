@@ -13,7 +13,7 @@ import numpy as np
 from memhier.errors import CorruptionError, FormatError, LockedError
 from memhier.files import Files
 from memhier.io.kernels import crc32c_pages
-from memhier.remote.far_side import newest, object_of, prune_place, publish
+from memhier.remote.far_side import newest, object_of, prune_place, publish, remove_damaged
 from memhier.remote.manifest import Manifest, PushedSegment, checksums_of, digest, encode_values, object_path
 from memhier.remote.parallel import each_in_parallel
 from memhier.remote.place import Place
@@ -26,7 +26,7 @@ CHUNK_BYTES = 8 * 2**20
 _ROUNDS = 8  # a push begins again at most so often since others came in between
 
 
-def push_contents(files: Files, contents: Contents, root: Path, url: str, keep: int | None) -> Transfer:
+def push_contents(files: Files, contents: Contents, root: Path, url: str, keep: int | None, verify: bool) -> Transfer:
     """Push the contents of a store whose files the caller holds.
 
     Parameters
@@ -35,6 +35,8 @@ def push_contents(files: Files, contents: Contents, root: Path, url: str, keep: 
         The store's directory.
     keep
         Generations that stay there; None keeps all.
+    verify
+        Read the objects that are there, too, and write damaged ones again; remove damaged manifests.
 
     Raises
     ------
@@ -53,7 +55,9 @@ def push_contents(files: Files, contents: Contents, root: Path, url: str, keep: 
     """
     place = Place(url)
     _refuse_stores(place, root)
-    upload = _Upload(files, place, contents)
+    if verify:
+        remove_damaged(place)
+    upload = _Upload(files, place, contents, verify)
     for _ in range(_ROUNDS):
         number, before = newest(place)
         if before is not None:
@@ -85,15 +89,17 @@ def _refuse_stores(place: Place, root: Path) -> None:
 class _Upload:
     """Writes the objects of a generation that are not there yet, each read back once.
 
+    With `verify` it trusts none that it did not read back itself.
+
     Attributes
     ----------
     objects, nbytes
         Written so far.
     """
 
-    def __init__(self, files: Files, place: Place, contents: Contents) -> None:
+    def __init__(self, files: Files, place: Place, contents: Contents, verify: bool) -> None:
         self.objects = self.nbytes = 0
-        self._files, self._place, self._contents = files, place, contents
+        self._files, self._place, self._contents, self._verify = files, place, contents, verify
         self._segments = {name: PushedSegment.of(info) for name, info in contents.segments.items()}
         self._values = encode_values(contents.values)
         self._sound: dict[str, int] = {}  # bytes of objects written or read back here, or named by a manifest
@@ -123,7 +129,7 @@ class _Upload:
             checksums has its objects.
         """
         contents, there = self._contents, self._place.sizes("objects")
-        known = {} if before is None else before.sizes()
+        known = {} if before is None or self._verify else before.sizes()
         self._sound = {name: size for name, size in (known | self._sound).items() if there.get(name) == size}
         objects: dict[str, list[str]] = {}
         tasks: list[Callable[[], object]] = [partial(self._put, self._values, there)]
@@ -166,7 +172,7 @@ class _Upload:
         if there.get(name) != len(contents):
             self._write(name, contents)
         else:
-            try:  # of a push that was cut short
+            try:  # of a push that was cut short, or to be verified
                 object_of(self._place, name, len(contents))
             except CorruptionError:
                 self._write(name, contents)

@@ -7,7 +7,7 @@ written to the wrong place is found as well.
 import re
 import struct
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -109,6 +109,10 @@ class Contents:
     generation: int = 0
     values: Mapping[str, bytes] = field(default_factory=dict)
     segments: Mapping[str, SegmentInfo] = field(default_factory=dict)
+
+    def without(self, keys: Collection[str]) -> "Contents":
+        """Return the contents without some values."""
+        return replace(self, values={key: value for key, value in self.values.items() if key not in keys})
 
     @classmethod
     def decode(cls, entries: Mapping[bytes, bytes], root: Path, checked: bool) -> "Contents":

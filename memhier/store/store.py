@@ -7,7 +7,7 @@ catalog does not name does not exist, so there is nothing to repair after a cras
 
 import errno
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
@@ -81,6 +81,7 @@ class Store(Closing):
     def __init__(
         self, path: Path, files: Files, verify: Verify, catalog: Catalog | None, contents: Contents, lock: File | None,
         held: Sequence[File | Closing] = (), *, sources: "Mapping[str, PageSource] | None" = None,
+        url: str | None = None,
     ) -> None:  # fmt: skip
         self._path = path
         self._files = files
@@ -89,6 +90,7 @@ class Store(Closing):
         self._contents = contents
         self._lock = lock
         self._held = held  # a reader's: the files of its segments, or the cache of a backup
+        self._url = url  # of a backup
         self._sources = sources or {}  # of a backup, which has no catalog here: of the segments' pages, by file
         self._writer_pid = os.getpid() if lock is not None else None
         self._transaction: Transaction | None = None
@@ -231,7 +233,8 @@ class Store(Closing):
             raise ValueError("verify='off': expected 'read' or 'open' for a backup, whose pages are always checked")
         files = open_far(url, kind, cache, cache_bytes)
         cached = files.cache
-        opened = cls(cached.folder, files, verify, None, cached.contents, None, [cached], sources=cached.segments)
+        kept = cached.folder, files, verify, None, cached.contents, None, [cached]
+        opened = cls(*kept, sources=cached.segments, url=url)
         if verify == "open" and (damaged := opened.check()):
             raise CorruptionError(str(damaged[0]))
         return opened
@@ -367,7 +370,7 @@ class Store(Closing):
             contents = published if published.generation == contents.generation else contents
         return check_store(self._files, str(self._path), contents.segments.values())
 
-    def copy(self, path: str | os.PathLike[str]) -> None:
+    def copy(self, path: str | os.PathLike[str], *, leave_out: Collection[str] = ()) -> None:
         """Copy the committed contents to a new store, each page checked, while others read and a writer goes on.
 
         The copy has the generation that is open here; the newest for a writer, or with ``verify="off"``. It can be
@@ -377,6 +380,8 @@ class Store(Closing):
         ----------
         path
             As in `create`; or a URL, as in `push`.
+        leave_out
+            Keys of values that the copy does not get.
 
         Raises
         ------
@@ -387,16 +392,18 @@ class Store(Closing):
         """
         self._check_open()
         if is_url(path):
-            self.push(path)
+            self.push(path, leave_out=leave_out)
             return
         if self._writer_pid is not None or self._verify == "off":
             with self._reader() as source:
-                source.copy(path)
+                source.copy(path, leave_out=leave_out)
             return
         with Store.create(path, self.kind, files=self._files) as target:
-            copy_contents(self._files, self._contents, target.path)
+            copy_contents(self._files, self._contents.without(leave_out), target.path)
 
-    def push(self, url: str, *, keep: int | None = None) -> Transfer:
+    def push(
+        self, url: str, *, keep: int | None = None, verify: bool = False, leave_out: Collection[str] = ()
+    ) -> Transfer:
         """Bring the committed contents to a folder on any file system that fsspec knows: a backup, or its next state.
 
         Objects that the folder has stay: only changed segments are read and moved. Each new object is read back and
@@ -410,6 +417,11 @@ class Store(Closing):
             Such as ``"s3://bucket/index"``; the store's alone.
         keep
             Generations that stay there; None keeps all. Do not remove any while another machine pushes.
+        verify
+            Whether to read all objects of this generation there, and all of the store, too: damaged objects are written
+            again, and damaged descriptions of other generations removed. `memhier.check_backup` finds damage.
+        leave_out
+            Keys of values that the backup does not get.
 
         Returns
         -------
@@ -450,12 +462,14 @@ class Store(Closing):
         """
         self._check_open()
         keep = None if keep is None else check_int("keep", keep, 1, unit="generations")
+        if not isinstance(verify, bool):
+            raise TypeError(f"verify={verify!r}: expected True or False")
         if self._writer_pid is not None or self._verify == "off":
             with self._reader() as source:
-                return source.push(url, keep=keep)
+                return source.push(url, keep=keep, verify=verify, leave_out=leave_out)
         from memhier.remote.push import push_contents
 
-        return push_contents(self._files, self._contents, self._path, url, keep)
+        return push_contents(self._files, self._contents.without(leave_out), self._path, url, keep, verify)
 
     @staticmethod
     @shielded
@@ -529,11 +543,18 @@ class Store(Closing):
                 f"buffer_bytes={buffer_bytes}: expected a multiple of {PAGE_BYTES}, at most {BUFFER_BYTES}"
             )
         if self._writer_pid is None:
-            raise OSError(errno.EROFS, "the store is open for reading; pass writable=True", str(self._path))
+            raise self.not_writable("the store is open for reading; pass writable=True")
         if self._writer_pid != os.getpid():
             raise ClosedError(f"{self._path}: the writer is process {self._writer_pid}, which forked this one")
         if self._failure is not None:
             raise ClosedError(f"{self._path}: closed for writing since a commit failed ({self._failure}); reopen it")
+
+    def not_writable(self, advice: str) -> OSError:
+        """Return the error of a change of a store that is open for reading; of a backup, it says to pull that first."""
+        if self._url is None:
+            return OSError(errno.EROFS, advice, str(self._path))
+        advice = "a backup is only read in place; pull it into a folder, change the copy, and push that"
+        return OSError(errno.EROFS, advice, self._url)
 
     def _reader(self) -> "Store":
         """Open the last commit for reading, which keeps its files while they are copied."""

@@ -1,6 +1,5 @@
 """The table of a tier: a cache of rows over a log. Calls reach it one at a time, through the gate."""
 
-import errno
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -63,7 +62,7 @@ class Options:
         check_policy(self.policy)
         check_int("rows", self.rows, 1, CAPACITY_MAX, "keys")
         if isinstance(self.store, Store) and not self.store.writable:
-            raise OSError(errno.EROFS, "the store is open for reading; pass writable=True", str(self.store.path))
+            raise self.store.not_writable("the store is open for reading; pass writable=True")
         if self.key_space is not None:
             check_int("key_space", self.key_space, 1, 2**63 - 1, "possible keys")
 

@@ -350,9 +350,9 @@ class Tiered(Closing):
         """
         return self._checkpoints.beside(values)
 
-    def push(self, url: str, *, keep: int | None = None) -> Transfer:
+    def push(self, url: str, *, keep: int | None = None, verify: bool = False) -> Transfer:
         """Back up the last checkpoint, with all else in its store, to a URL; see :meth:`memhier.Store.push`."""
-        return self._gate.table().store.push(url, keep=keep)
+        return self._gate.table().store.push(url, keep=keep, verify=verify)
 
     @staticmethod
     @shielded

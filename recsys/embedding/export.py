@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from memhier.errors import CorruptionError, FormatError
 from memhier.fields import decode_json, integer, one_of, record, row, sequence, text
 from memhier.io.outside import reading
+from memhier.lazy import extra_for
 from memhier.recsys.embedding.module import TableModule
 
 __all__ = [
@@ -158,10 +159,8 @@ def export_parquet(module: TableModule, path: Path, table: int = 0) -> None:
     >>> pyarrow.parquet.read_table(folder + "/weights.parquet").slice(9)["id"].to_pylist()
     [9]
     """
-    try:
+    with extra_for("Parquet"):
         arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
-    except ImportError as error:
-        raise ImportError("Parquet needs pyarrow: pip install 'memhier[parquet]'") from error
     dim = module.specs[table].dim
     schema = arrow.schema([("id", arrow.int64()), ("embedding", arrow.list_(arrow.float32(), dim))])
     with _whole_file(path) as file, parquet.ParquetWriter(file, schema) as writer:

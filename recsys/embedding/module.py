@@ -172,9 +172,9 @@ class TableModule(Closing, nn.Module):
         future.add_done_callback(note)
         return future
 
-    def push(self, url: str, *, keep: int | None = None) -> Transfer:
+    def push(self, url: str, *, keep: int | None = None, verify: bool = False) -> Transfer:
         """Back up the last checkpoint to a URL; see :meth:`memhier.Store.push`."""
-        return self.tables.push(url, keep)
+        return self.tables.push(url, keep, verify)
 
     @staticmethod
     @shielded

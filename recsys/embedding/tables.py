@@ -473,10 +473,10 @@ class Tables:
         """Return hyperparameters and the caller's values of the last checkpoint."""
         return decoded_extra(self._store, self._store.get(EXTRA))
 
-    def push(self, url: str, keep: int | None) -> Transfer:
+    def push(self, url: str, keep: int | None, verify: bool) -> Transfer:
         """Back up the last checkpoint."""
         self.check_open()
-        return self._store.push(url, keep=keep)
+        return self._store.push(url, keep=keep, verify=verify)
 
     def stats(self) -> dict[str, Any]:
         """Return the tier's counts."""

@@ -540,10 +540,10 @@ class CarouselBuffer(Closing):
         with self._writing(BaseException):
             return self._commit(changes)
 
-    def push(self, url: str, *, keep: int | None = None) -> Transfer:
+    def push(self, url: str, *, keep: int | None = None, verify: bool = False) -> Transfer:
         """Back up the last checkpoint to a URL; see :meth:`memhier.Store.push`."""
         self._check_open()
-        return self._storage.store.push(url, keep=keep)
+        return self._storage.store.push(url, keep=keep, verify=verify)
 
     @staticmethod
     @shielded

@@ -1,12 +1,14 @@
 """An index in a backup: searched in place it answers as it does here, with warm pages and without, and so do copies."""
 
-from collections.abc import Iterator
+import errno
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import memhier.remote.place
+from memhier import Store
 from memhier.ann import ZoomIndex
 from memhier.ann.decoder import LogitIndex
 from memhier.benchmarks.simulated_store import Bucket, simulated
@@ -45,7 +47,7 @@ def test_search_in_place_equals_search_here(tmp_path: Path, bucket: Bucket, dime
             assert bucket.requests == warm
             wanted = [here.search(queries[0], 1).ids[0]]
             assert np.array_equal(far.reconstruct(wanted), here.reconstruct(wanted))
-            with pytest.raises(OSError, match="open for searching"):
+            with pytest.raises(OSError, match="only read in place"):
                 far.add(vectors[:1])
             # The cache holds the pages of the last backup; a change moves little, and is seen by those that open it.
             added = here.add(vectors[:50] + 1, ids=None if ids is None else [f"new-{number}" for number in range(50)])
@@ -123,3 +125,28 @@ def test_a_decoder(tmp_path: Path, bucket: Bucket) -> None:
         with_rows = LogitIndex.open(URL, dram=dram, cache=tmp_path / "cache")
         assert np.array_equal(with_rows.topk(hidden[:20], 5).indices, here.topk(hidden[:20], 5).indices)
         with_rows.close()
+
+
+def test_changes_of_an_index_at_a_url_are_refused_with_the_way(tmp_path: Path, bucket: Bucket) -> None:
+    vectors = np.random.default_rng(0).normal(size=(300, 8)).astype("float32")
+    with ZoomIndex.build(tmp_path / "index", vectors, dram="4MiB") as here:
+        here.push(URL)
+    with ZoomIndex.open(URL, cache=tmp_path / "cache") as far:
+        changes: list[Callable[[], object]] = [
+            lambda: far.add(vectors[:1]),
+            lambda: far.remove([1]),
+            lambda: far.update([1], vectors[:1]),
+            far.commit, far.compact, lambda: far.prepare(1), far.publish, far.withdraw,
+        ]  # fmt: skip
+        for change in changes:
+            with pytest.raises(OSError, match="only read in place; pull it into a folder") as caught:
+                change()
+            assert (caught.value.errno, caught.value.filename) == (errno.EROFS, URL)
+    with (
+        Store.open(URL, "zoom-index", cache=tmp_path / "cache") as store,
+        pytest.raises(OSError, match="pull it") as caught,
+    ):
+        store.begin()
+    assert caught.value.filename == URL
+    with Store.open(tmp_path / "index", "zoom-index") as store, pytest.raises(OSError, match="pass writable=True"):
+        store.begin()

@@ -11,7 +11,7 @@ import faiss
 import numpy as np
 import pytest
 
-from memhier import backend
+from memhier import CorruptionError, Store, backend
 from memhier.ann import ZoomIndex
 from memhier.ann.zoom.calibration import calibrate
 from memhier.ann.zoom.construction import build
@@ -387,3 +387,33 @@ def test_nothing_is_learned_from_an_index_without_vectors_on_ssd(tmp_path):
         index.commit(compact=False)
         index.tune(vectors)
         assert index.search(vectors[:5], 3, recall=0.9).stats["calibrated"]
+
+
+@pytest.mark.parametrize("strings", [False, True])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_rows_without_numbers_behind_right_checksums_are_named(tmp_path, strings, value):
+    """No call writes them; another program may have. Without the row the index can be made anew."""
+    vectors = np.random.default_rng(0).normal(size=(600, 8)).astype(np.float32)
+    ids = [f"name {row}" for row in range(600)] if strings else list(range(1000, 1600))
+    ZoomIndex.build(tmp_path / "index", vectors, ids=ids, dram="4MiB").close()
+    with Store.open(tmp_path / "index", "zoom-index", writable=True) as store, store.begin() as tx:
+        segment = store.read_segment("p0-rows").view(np.float32)  # whole pages
+        rows = segment[: 600 * 8].reshape(600, 8)
+        (at,) = np.flatnonzero((rows == vectors[17]).all(axis=1))
+        rows[at, 3] = value
+        tx.segment("p0-rows").append(segment)
+        tx.commit()
+    with ZoomIndex.open(tmp_path / "index", writable=True) as index:
+        with pytest.raises(CorruptionError, match=f"id {ids[17]!r} .*NaN or infinity.*remove or update"):
+            index.compact()
+        index.remove([ids[17]])
+        index.compact()
+        assert index.check() == []
+        assert len(index) == 599
+        assert index.search(vectors[5], 1).ids[0] == ids[5]
+
+
+@pytest.mark.parametrize("store", [1, None, "path"])
+def test_an_index_is_made_of_a_store(store):
+    with pytest.raises(TypeError, match=r"store=.*expected a Store; ZoomIndex\.open"):
+        ZoomIndex(store)

@@ -319,7 +319,7 @@ def test_an_index_without_vectors_is_filled_again(tmp_path, small_sizes):
     [
         (lambda index: index.add(np.ones((2, 12)), ids=[1, 900]), ValueError, "ids holds 1, .* update"),
         (lambda index: index.add(np.ones((2, 12)), ids=[900, 900]), ValueError, "900 more than once"),
-        (lambda index: index.add(np.ones((2, 12)), ids=[900]), ValueError, "1 entries for 2 vectors"),
+        (lambda index: index.add(np.ones((2, 12)), ids=[900]), ValueError, "1 entry for 2 vectors"),
         (lambda index: index.add(np.ones((2, 11))), ValueError, "12"),
         (lambda index: index.add([[0.0] * 11 + [np.inf]]), ValueError, "row 0"),
         (lambda index: index.add(np.full((1, 12), 1e30)), ValueError, "overflow"),

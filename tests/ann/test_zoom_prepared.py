@@ -176,3 +176,46 @@ def test_a_damaged_note_is_refused_before_it_replaces_the_index(path):
         with pytest.raises(CorruptionError, match=r"prepared|index"):
             ZoomIndex.open(path, writable=True, settle=lambda _: True)
         read(path)
+
+
+@pytest.mark.parametrize("way", ["save_to a folder", "save_to a URL", "push"])
+def test_a_copy_has_the_commit_before_and_no_note_of_the_one_prepared(path, tmp_path, way):
+    """Nobody could settle it: the group does not know the copy."""
+    before = read(path)
+    url = (tmp_path / "far").as_uri()
+    with ZoomIndex.open(path, writable=True) as index:
+        change(index, 0)
+        index.prepare(3)
+        if way == "push":
+            pytest.importorskip("fsspec", reason="URLs need the extra remote")
+            index.push(url)
+        else:
+            index.save_to(tmp_path / "copy" if "folder" in way else url)
+        index.publish()
+        after = contents(index)
+        if way == "push":
+            assert index.push(url).generation > 1
+    if "folder" not in way:
+        ZoomIndex.pull(url, tmp_path / "copy")
+    wanted = after if way == "push" else before
+    assert read(tmp_path / "copy") == wanted
+    with ZoomIndex.open(tmp_path / "copy", writable=True) as copy:
+        assert contents(copy) == wanted
+        assert copy.check() == []
+        change(copy, 5)
+        copy.commit(compact=True)
+        assert copy.check() == []
+
+
+@pytest.mark.parametrize("settle", [5, "yes", True, {3: True}])
+def test_a_decision_is_a_function(path, settle):
+    for writable in (True, False):
+        with pytest.raises(TypeError, match=r"settle=.*expected a function"):
+            ZoomIndex.open(path, writable=writable, settle=settle)
+    with ZoomIndex.open(path, writable=True) as index:  # no lock is left behind
+        change(index, 0)
+        index.prepare(3)
+    with pytest.raises(TypeError, match=r"settle\(3\) returned None: expected"):
+        ZoomIndex.open(path, writable=True, settle=lambda mark: None)
+    with ZoomIndex.open(path, writable=True, settle=lambda mark: np.bool_(mark == 3)) as index:
+        assert index.mark == 3

@@ -300,7 +300,7 @@ def test_an_id_may_be_asked_for_twice_in_reconstruct(index):
         (np.array([b"a", b"b"]), TypeError, "expected"),
         ([3, 4], TypeError, "this index has strings as ids"),
         (np.array([3, 4]), TypeError, "this index has strings as ids"),
-        (["a"], ValueError, "ids has 1 entries for 2 vectors"),
+        (["a"], ValueError, "ids has 1 entry for 2 vectors"),
         (["a", NAMES[7]], ValueError, f"{NAMES[7]!r}, which is in the index already"),
         (None, ValueError, "ids=None: this index has strings"),
     ],

@@ -58,7 +58,7 @@ def test_a_backup_is_listed_read_checked_pruned_and_restored(place: Path) -> Non
     assert not (place / "cache-home").exists()
     assert "2 generations, no problem found" in run("check", url).output
 
-    assert "1 generations left" in run("prune", url, "--keep", 1).output
+    assert ", 1 generation left" in run("prune", url, "--keep", 1).output
     assert figures("pull", url, "again")["generation"] == 2
     with ZoomIndex.open("again") as again, ZoomIndex.open("index") as index:
         np.testing.assert_array_equal(again.search(VECTORS, 3).ids, index.search(VECTORS, 3).ids)
@@ -72,8 +72,12 @@ def test_a_damaged_backup_is_told(place: Path) -> None:
     result = run("check", url)
     assert result.exit_code == 1
     assert "1 problem found" in result.stderr
+    assert "push with verify" in result.output
     assert run("pull", url, "again").exit_code == 1
     assert run("info", "again").exit_code == 1
+    assert figures("push", "index", url)["moved_bytes"] == 0
+    assert figures("push", "index", url, "--verify")["moved_bytes"] == largest.stat().st_size
+    assert "1 generation, no problem found" in run("check", url).output
 
 
 @pytest.mark.parametrize(
@@ -83,6 +87,12 @@ def test_a_damaged_backup_is_told(place: Path) -> None:
         (["pull", "index", "again"], 2, "'index': expected a URL such as"),
         (["backups", "index"], 2, "expected a URL"),
         (["push", "index", "nothing://x"], 2, "nothing"),
+        (["push", "index", "://x"], 2, "'://x': expected a URL such as"),
+        (["push", "index", "s3:/x"], 2, "'s3:/x': expected a URL such as"),
+        (["search", "index", "q.fvecs", "--out", "no/dir/x.npz"], 2, "no/dir/x.npz: its folder does not exist"),
+        (["search", "index", "q.fvecs", "--out", "no/x.jsonl"], 2, "no/x.jsonl: its folder does not exist"),
+        (["search", "index", "q.fvecs", "--out", "no/x.ivecs"], 2, "no/x.ivecs: its folder does not exist"),
+        (["export", "index", "no/x.parquet"], 2, "no/x.parquet: its folder does not exist"),
         (["push", "none", "memory://x"], 2, "none"),
         (["push", "index", "memory://x", "--keep", "0"], 2, "--keep"),
         (["pull", "memory://none", "again"], 1, "memory://none"),

@@ -167,7 +167,7 @@ BAD = [
     (["build", "new", "x.fvecs", "--seed", "-1"], 2, "--seed"),
     (["build", "new", "x.fvecs", "--key", "train"], 2, "key='train'"),
     (["build", "new", "x.fvecs", "--ids", "words.txt"], 2, "line 2 is 'two', expected an integer"),
-    (["build", "new", "x.fvecs", "--ids", "few.txt"], 2, "ids has 1 entries for 2500"),
+    (["build", "new", "x.fvecs", "--ids", "few.txt"], 2, "ids has 1 entry for 2,500"),
     (["build", "new", "x.fvecs", "--json", "none/figures.json"], 2, "its folder does not exist"),
     (["build", "new", "words.txt"], 2, "'.txt' is not one of"),
     (["build", "new", "none.fvecs"], 2, "none.fvecs"),

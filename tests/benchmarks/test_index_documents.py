@@ -179,3 +179,15 @@ def test_documents_are_never_held_whole(place: Path, suffix: str) -> None:
         ["search", "index", "v.fvecs", "--fields", "text", "--out", f"found.{suffix}", "-k", "1"],
     ):
         assert grown(*arguments) - idle < 75e6, arguments
+
+
+def test_attributes_are_all_columns_that_can_be_filtered_and_the_rest_is_told(place: Path) -> None:
+    file = write_rows(place / "a.parquet", 0, 900)
+    result = run("build", "index", "x.fvecs", "--attributes", file, "--dram", "4MiB")
+    assert result.exit_code == 0, result.output
+    assert "attributes leave out more, v, of lists of numbers or nested values" in result.stderr
+    with ZoomIndex.open(place / "index") as index:
+        assert index.fields == {"title": "str", "tags": "list[str]", "price": "float64", "lang": "str"}
+        assert index.search(VECTORS[5], 5, where="tags contains 'x'").ids[0] == 5
+    assert "leave out" not in run("add", "index", "more.fvecs", "--attributes",
+                                  f"{write_rows(place / 'b.parquet', 900, 1500)}:tags").stderr  # fmt: skip

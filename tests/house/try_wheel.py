@@ -115,7 +115,10 @@ def trial_of(interpreter: str, core: str, folder: Path, path: str, wheel: str | 
 def attempt(tried: str, where: str, block: Block, python: Path, folder: Path, path: str) -> Row:
     """Run a block twice and say how it went."""
     began = time.monotonic()
-    done = run(block, python, folder, PATH=path, HOME=str(folder))
+    try:
+        done = run(block, python, folder, PATH=path, HOME=str(folder))
+    except subprocess.TimeoutExpired as error:
+        return Row(tried, where, time.monotonic() - began, f"FAILED: not done after {error.timeout:g} s")
     words = (done.stderr.strip().splitlines() or ["no words"])[-1]
     return Row(tried, where, time.monotonic() - began, None if done.returncode == 0 else f"FAILED: {words}")
 

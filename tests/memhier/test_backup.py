@@ -11,6 +11,7 @@ import pytest
 import memhier.remote.place
 from memhier import CorruptionError, FormatError, LockedError, Store, backups, check_backup, prune_backups
 from memhier.benchmarks.simulated_store import FAULTS, Bucket, Killed, simulated
+from memhier.remote.manifest import Manifest
 
 URL = "simulated://bucket/store"
 State = tuple[int, dict[str, bytes | None], dict[str, bytes]]
@@ -223,6 +224,68 @@ def test_tampered_and_lost_objects_are_found_and_pushed_again(tmp_path: Path, bu
     assert stored(tmp_path / "copy") == state
 
 
+def flipped(contents: bytes) -> bytes:
+    return bytes([contents[0] ^ 1]) + contents[1:]
+
+
+def test_a_push_that_verifies_repairs_bytes_changed_at_the_same_size(tmp_path: Path, bucket: Bucket) -> None:
+    for seed in range(4):
+        state = change(tmp_path / "store", np.random.default_rng(seed))
+    push(tmp_path / "store")
+    sound = dict(bucket.objects)
+    for name in filter(sound.get, sound):
+        bucket.objects = sound | {name: flipped(sound[name])}
+        (finding,) = check_backup(URL)
+        assert name in finding
+        assert "a push with verify" in finding
+        if "manifests" in name:
+            with pytest.raises(CorruptionError, match="a push with verify"):
+                push(tmp_path / "store")
+        else:
+            assert push(tmp_path / "store").moved_bytes == 0  # it trusts sizes
+        moved = push(tmp_path / "store", verify=True)
+        assert moved.moved_bytes == (0 if "manifests" in name else len(sound[name]))
+        assert bucket.objects == sound
+    assert len(sound) >= 5
+    bucket.objects = {name: flipped(contents) for name, contents in sound.items() if contents}
+    push(tmp_path / "store", verify=True)
+    assert check_backup(URL) == []
+    Store.pull(URL, tmp_path / "copy")
+    assert stored(tmp_path / "copy") == state
+
+
+def test_the_damage_of_an_older_generation_goes_with_it(tmp_path: Path, bucket: Bucket) -> None:
+    for seed in range(2):
+        change(tmp_path / "store", np.random.default_rng(seed))
+        push(tmp_path / "store")
+    first, second = sorted(name for name in bucket.objects if "manifests" in name)
+    older, newer = (Manifest.decode(bucket.objects[name], name).sizes() for name in (first, second))
+    name = next(name for name in bucket.objects if name.rpartition("/")[2] in {*older} - {*newer})
+    bucket.objects[name] = flipped(bucket.objects[name])
+    push(tmp_path / "store", verify=True)
+    (finding,) = check_backup(URL)
+    assert "prune_backups" in finding
+    prune_backups(URL, keep=1)
+    assert check_backup(URL) == []
+    bucket.objects[first] = b"damaged"
+    with pytest.raises(CorruptionError, match="a push with verify"):
+        prune_backups(URL, keep=1)
+    push(tmp_path / "store", verify=True)
+    assert [each.number for each in backups(URL)] == [2]
+
+
+def test_a_push_that_verifies_does_not_spread_damage(tmp_path: Path, bucket: Bucket) -> None:
+    change(tmp_path / "store", np.random.default_rng(3))
+    push(tmp_path / "store")
+    sound = dict(bucket.objects)
+    with Store.open(tmp_path / "store", "test") as store:
+        path = next(info.path for info in store.segments().values() if info.length)
+    path.write_bytes(flipped(path.read_bytes()))
+    with pytest.raises(CorruptionError, match=path.name):
+        push(tmp_path / "store", verify=True)
+    assert bucket.objects == sound
+
+
 def test_of_two_pushes_the_second_goes_behind_the_first(tmp_path: Path, bucket: Bucket) -> None:
     path = tmp_path / "store"
     change(path, np.random.default_rng(1))
@@ -356,3 +419,23 @@ def test_damage_here_does_not_reach_the_far_side(tmp_path: Path, bucket: Bucket)
     with pytest.raises(CorruptionError, match="page 1"):
         push(tmp_path / "store")
     assert backups(URL) == []
+
+
+def test_a_damaged_upload_is_sent_again_whatever_fails_when_it_is_read_back(
+    tmp_path: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last of the tries to read it fails for another reason."""
+    monkeypatch.setattr("memhier.remote.parallel.IN_FLIGHT", 1)
+    change(tmp_path / "s", np.random.default_rng(0))
+    sent = bucket.requests
+    push(tmp_path / "s")
+    sent, whole = bucket.requests - sent, dict(bucket.objects)
+    for first in range(1, sent + 1):
+        bucket.objects.clear()
+        begin = bucket.requests
+        faults = {begin + first: "flipped byte", begin + first + memhier.remote.place.TRIES: "lost answer"}
+        bucket.fault = faults.get
+        push(tmp_path / "s")
+        bucket.fault = {}.get
+        assert check_backup(URL) == []
+        assert whole.keys() == bucket.objects.keys()

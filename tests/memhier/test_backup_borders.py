@@ -79,6 +79,23 @@ def test_keep_is_checked_before_anything_moves(store: Store, bucket: Bucket, kee
     assert bucket.requests == 0
 
 
+@pytest.mark.parametrize("verify", [0, 1, "read", None])
+def test_verify_is_checked_before_anything_moves(store: Store, bucket: Bucket, verify: Any) -> None:
+    with pytest.raises(TypeError, match=r"verify=.*expected True or False"):
+        store.push(URL, verify=verify)
+    assert bucket.requests == 0
+
+
+@pytest.mark.parametrize("url", ["://x", ":/x", "s3:/bucket/x", Path("s3://bucket/x"), "1x://y", " s3://x", "s3 ://x"])
+def test_a_malformed_url_is_refused(store: Store, url: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = files_below(tmp_path)
+    for call in (store.push, backups, check_backup, lambda url: Store.pull(url, tmp_path / "copy")):
+        with pytest.raises(ValueError, match=r"url=.*: expected a URL such as 's3://bucket/folder'"):
+            call(url)
+    assert files_below(tmp_path) == before
+
+
 @pytest.mark.parametrize("path", ["memory://folder/store", Path("s3://bucket/store")])
 def test_a_store_is_made_in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: Any, store: Store) -> None:
     store.push(URL)

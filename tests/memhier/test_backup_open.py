@@ -64,7 +64,7 @@ def test_whole_segments_and_values(tmp_path: Path, bucket: Bucket, contents: dic
         assert store.check() == []
         assert bucket.sent == sent
         store.copy(tmp_path / "copy")
-        with pytest.raises(OSError, match="open for reading"):
+        with pytest.raises(OSError, match="only read in place"):
             store.begin()
     with Store.open(tmp_path / "copy", "test") as copy:
         assert np.array_equal(copy.read_segment("rows"), contents["rows"])

@@ -25,6 +25,7 @@ from memhier.ann.zoom.storage.fullview import RowWriter
 from memhier.ann.zoom.storage.ids import Ids
 from memhier.ann.zoom.storage.layout import IndexLayout, IndexSizes, fresh_bytes, plan_layout, read_depth
 from memhier.ann.zoom.storage.part import compact_ids
+from memhier.arguments import counted
 from memhier.io.page_file import PAGE_BYTES
 from memhier.io.reader import Reader
 from memhier.store.store import Store, Transaction
@@ -82,7 +83,9 @@ def _write_source(
     scratch = store.path / "tmp"
     names = Ids(np.arange(source.count, dtype=np.int64), None) if ids is None else ids
     if len(names) != source.count:
-        raise ValueError(f"ids has {len(names)} entries for {source.count} vectors: expected one for each")
+        raise ValueError(
+            f"ids has {counted(len(names), 'entry')} for {counted(source.count, 'vector')}: expected one for each"
+        )
     if not source.count and options.coding == "pq":
         raise ValueError("vectors is empty: an index with preview='pq' is not added to; expected preview='rabitq'")
     columns = {} if attributes is None else as_columns(attributes, source.count)

@@ -10,6 +10,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from memhier.lazy import extra_for
+
 __all__ = ["HitTable", "Hits"]
 
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -73,7 +75,7 @@ class Hits:
         ImportError
             When pyarrow is not installed; the message names the extra.
         """
-        arrow = _library("pyarrow", "parquet")
+        arrow = _library("pyarrow")
         columns = {name: _arrow(arrow, name, column) for name, column in self.hit_table().columns().items()}
         return arrow.table(columns)
 
@@ -87,7 +89,7 @@ class Hits:
         ImportError
             When pandas is not installed; the message names the extra.
         """
-        pandas = _library("pandas", "pandas")
+        pandas = _library("pandas")
         columns: dict[str, Any] = dict(self.hit_table().columns())
         for name, column in columns.items():
             if column.dtype == object:  # which pandas would guess a type of
@@ -105,14 +107,12 @@ class Hits:
         ImportError
             When polars or pyarrow is not installed; the message names the extra.
         """
-        return _library("polars", "polars").from_arrow(self.to_arrow())
+        return _library("polars").from_arrow(self.to_arrow())
 
 
-def _library(name: str, extra: str) -> Any:
-    try:
+def _library(name: str) -> Any:
+    with extra_for("this table"):
         return import_module(name)
-    except ImportError as error:
-        raise ImportError(f"this table needs the package {name}: pip install 'memhier[{extra}]'") from error
 
 
 def _shown(fields: Fields, taken: tuple[str, ...]) -> list[str]:

@@ -51,6 +51,7 @@ from memhier.ann.zoom.storage.layout import IndexLayout, fresh_bytes, lists_anew
 from memhier.ann.zoom.storage.part import IndexPart, PartArrays, PartFiles
 from memhier.ann.zoom.storage.prepared import drop_prepared, note_prepared, publish_prepared
 from memhier.ann.zoom.storage.snapshot import Footprint, IndexSnapshot
+from memhier.arguments import counted
 from memhier.errors import BudgetError, ClosedError
 from memhier.io.page_file import PAGE_BYTES
 from memhier.io.reader import Reader
@@ -130,7 +131,8 @@ class IndexWriter:
         """Return the snapshot with other vectors for these ids; fields that are not given keep their values."""
         with self._all_or_nothing(state):
             if len(ids) != len(vectors):
-                raise ValueError(f"ids has {len(ids)} entries for {len(vectors)} vectors: expected one for each")
+                given = counted(len(ids), "entry")
+                raise ValueError(f"ids has {given} for {counted(len(vectors), 'vector')}: expected one for each")
             kept = values_kept(state, ids, attributes)
             records = ChangedDocuments(state, documents, len(vectors), self._work_bytes, ids)
             return self._add(self._remove(state, ids), vectors, ids, attributes, records, kept)[0]
@@ -252,7 +254,8 @@ class IndexWriter:
     ) -> tuple[IndexSnapshot, Ids]:
         names = self._free_ids(len(vectors)) if ids is None else ids
         if len(names.numbers) != len(vectors):
-            raise ValueError(f"ids has {len(names.numbers)} entries for {len(vectors)} vectors: expected one for each")
+            given = counted(len(names.numbers), "entry")
+            raise ValueError(f"ids has {given} for {counted(len(vectors), 'vector')}: expected one for each")
         if ids is not None:
             refuse_known(state.parts, state.fresh, names)
         schema, items = self.about.schema, 0

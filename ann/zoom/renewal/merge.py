@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ from memhier.ann.zoom.storage.fullview import RowWriter, vectors_of
 from memhier.ann.zoom.storage.ids import Located, texts_at
 from memhier.ann.zoom.storage.pages import page_order
 from memhier.ann.zoom.storage.part import IndexPart, PartArrays, compact_ids
+from memhier.errors import CorruptionError
 from memhier.io.reader import Reader
 from memhier.shield import check_interrupt
 from memhier.store.store import Staging, Transaction
@@ -341,4 +342,17 @@ class PartsSource(VectorSource):
             if low < high:
                 raw = part.read(self._reader, numbers[low:high] - offset)
                 out[order[low:high]] = vectors_of(raw, self.dtype)
+        if self.dtype.kind == "f" and not (finite := np.isfinite(out).all(axis=1)).all():
+            self._refuse(int(self.rows[rows[int(np.argmin(finite))]]))
         return out
+
+    def _refuse(self, row: int) -> NoReturn:
+        """Raise for a row of the parts that holds NaN or infinity, which no call writes."""
+        at = int(np.searchsorted(self._offsets, row, "right")) - 1
+        part, row = self._parts[at], row - int(self._offsets[at])
+        texts = None if part.texts is None else part.texts.read(np.array([row]))
+        name = int(part.arrays.ids[row]) if texts is None else texts[0]
+        raise CorruptionError(
+            f"the vector of id {name!r} (row {row} of part {part.name}) holds NaN or infinity, behind a right "
+            "checksum; remove or update this id, and call again"
+        )

@@ -7,17 +7,31 @@ value ``mark`` is that of the last commit published so.
 import json
 from collections.abc import Callable
 
+import numpy as np
+
 from memhier.ann.zoom.storage.catalog import Description
 from memhier.errors import LockedError
 from memhier.fields import decode_json, integer, mapping, record
 from memhier.store.store import Store, Transaction
 
-__all__ = ["Decision", "drop_prepared", "note_prepared", "publish_prepared", "published_mark", "settle_prepared"]
+__all__ = [
+    "PREPARED",
+    "Decision",
+    "check_decision",
+    "drop_prepared",
+    "note_prepared",
+    "publish_prepared",
+    "published_mark",
+    "settle_prepared",
+]
 
 Decision = Callable[[int], bool]
 """Says whether the commit of a mark was made."""
 
-_PREPARED, _MARK = "prepared", "mark"
+PREPARED = "prepared"
+"""The value of the catalog that holds the commit to come; it belongs to this index, and to none of its copies."""
+
+_MARK = "mark"
 
 
 def published_mark(store: Store) -> int:
@@ -28,7 +42,7 @@ def published_mark(store: Store) -> int:
 
 def note_prepared(tx: Transaction, mark: int, about: Description) -> None:
     """Keep the description of a commit to come."""
-    tx.put(_PREPARED, json.dumps({"mark": mark, "index": about.to_json()}).encode())
+    tx.put(PREPARED, json.dumps({"mark": mark, "index": about.to_json()}).encode())
 
 
 def publish_prepared(tx: Transaction, mark: int, about: Description) -> None:
@@ -40,7 +54,13 @@ def publish_prepared(tx: Transaction, mark: int, about: Description) -> None:
 
 def drop_prepared(tx: Transaction) -> None:
     """Forget the commit that is prepared."""
-    tx.delete(_PREPARED)
+    tx.delete(PREPARED)
+
+
+def check_decision(decide: Decision | None) -> None:
+    """Raise TypeError for a decision that is no function."""
+    if decide is not None and not callable(decide):
+        raise TypeError(f"settle={decide!r}: expected a function that says for a mark whether its commit was made")
 
 
 def settle_prepared(store: Store, decide: Decision | None) -> None:
@@ -55,8 +75,10 @@ def settle_prepared(store: Store, decide: Decision | None) -> None:
     ------
     LockedError
         When a commit is prepared and `decide` is None.
+    TypeError
+        When it returns no bool.
     """
-    raw = store.get(_PREPARED)
+    raw = store.get(PREPARED)
     if raw is None:
         return
     where = f"{store.path}: the value 'prepared'"
@@ -67,8 +89,12 @@ def settle_prepared(store: Store, decide: Decision | None) -> None:
             f"settle= to say whether that commit was made"
         )
     about = Description.decode(json.dumps(note["index"]).encode(), store.path)
+    if not isinstance(made := decide(note["mark"]), bool | np.bool_):
+        raise TypeError(
+            f"settle({note['mark']}) returned {made!r}: expected whether the commit was made, True or False"
+        )
     with store.begin() as tx:
-        if decide(note["mark"]):
+        if made:
             publish_prepared(tx, note["mark"], about)
         else:
             drop_prepared(tx)

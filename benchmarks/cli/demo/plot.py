@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from memhier.benchmarks.cli.demo.measure import Cost
+from memhier.lazy import extra_for
 
 __all__ = ["plot_costs"]
 
@@ -16,11 +17,9 @@ def plot_costs(path: Path, lines: Mapping[str, Sequence[Cost]]) -> None:
     ImportError
         When matplotlib is not installed; the message names the extra that has it.
     """
-    try:
+    with extra_for("the picture"):
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError("the picture needs matplotlib: pip install 'memhier[plots]'", name="matplotlib") from error
 
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     FigureCanvasAgg(figure)

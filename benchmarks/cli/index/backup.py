@@ -7,7 +7,7 @@ import click
 
 from memhier import backups, prune_backups
 from memhier.ann import ZoomIndex
-from memhier.arguments import is_url
+from memhier.arguments import counted, is_url
 from memhier.benchmarks.cli.index.inputs import index_path
 from memhier.benchmarks.cli.shell import Terminal, json_option, new_table, report, working, write_json
 from memhier.budget import format_bytes
@@ -41,14 +41,15 @@ def existing_backups(url: str) -> list[Backup]:
 @index_path
 @_url
 @click.option("--keep", type=click.IntRange(1), help="Generations that stay there.  [default: all]")
+@click.option("--verify", is_flag=True, help="Read the objects that are there, too, and write damaged ones again.")
 @json_option
-def push(path: str, url: str, keep: int | None, json_path: str | None) -> None:
+def push(path: str, url: str, keep: int | None, verify: bool, json_path: str | None) -> None:
     """Back up the index at PATH to a URL, such as s3://bucket/index.
 
     Only objects that the URL lacks move. A push that was cut short goes on where it ended.
     """
     with ZoomIndex.open(path) as opened, working(f"Pushing {path} to {url} ..."):
-        moved = opened.push(url, keep=keep)
+        moved = opened.push(url, keep=keep, verify=verify)
     report(f"Pushed {path} to {url}", asdict(moved), json_path, _ALWAYS)
 
 
@@ -93,4 +94,4 @@ def prune(url: str, keep: int) -> None:
     existing_backups(url)
     with working(f"Pruning {url} ..."):
         removed = prune_backups(url, keep)
-    click.echo(f"{url}: {removed:,} objects removed, {len(backups(url)):,} generations left")
+    click.echo(f"{url}: {counted(removed, 'object')} removed, {counted(len(backups(url)), 'generation')} left")

@@ -10,7 +10,7 @@ from memhier import check_backup
 from memhier.ann import ZoomIndex
 from memhier.ann.files import open_vectors
 from memhier.ann.zoom.preview.space import METRICS
-from memhier.arguments import is_url
+from memhier.arguments import counted, is_url
 from memhier.benchmarks.cli.index.backup import existing_backups, list_backups, prune, pull, push
 from memhier.benchmarks.cli.index.changes import add, compact, remove, tune
 from memhier.benchmarks.cli.index.export import export
@@ -117,14 +117,14 @@ def check(path: str) -> None:
     """
     if is_url(path):
         found = existing_backups(path)
-        problems, told = check_backup(path), f"{len(found):,} {'generation' if len(found) == 1 else 'generations'}"
+        problems, told = check_backup(path), counted(len(found), "generation")
     else:
         with ZoomIndex.open(path) as opened:
-            problems, told = opened.check(), f"{len(opened):,} vectors"
+            problems, told = opened.check(), counted(len(opened), "vector")
     for problem in problems:
         click.echo(problem)
     if problems:
-        raise click.ClickException(f"{path}: {len(problems)} {'problem' if len(problems) == 1 else 'problems'} found")
+        raise click.ClickException(f"{path}: {counted(len(problems), 'problem')} found")
     click.echo(f"{path}: {told}, no problem found")
 
 

@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from memhier.ann import ZoomIndex
 from memhier.ann.files import write_vectors
+from memhier.arguments import counted
 from memhier.benchmarks.cli.index.inputs import Fields, cache_bytes_option, cache_option, read_path
 from memhier.benchmarks.cli.index.written import (
     TABLES,
@@ -23,6 +24,7 @@ from memhier.benchmarks.cli.index.written import (
     write_header,
     write_table,
 )
+from memhier.benchmarks.cli.shell import in_a_folder
 
 __all__ = ["export"]
 
@@ -31,7 +33,7 @@ Blocks: TypeAlias = Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any]]]
 
 @click.command()
 @read_path
-@click.argument("out", type=click.Path(dir_okay=False))
+@click.argument("out", type=click.Path(dir_okay=False), callback=in_a_folder)
 @click.option("--fields", type=Fields(), help="Attributes and documents for a .parquet or .jsonl file: names with "
               "commas between them.  [default: all]")  # fmt: skip
 @cache_option
@@ -60,7 +62,7 @@ def export(path: str, out: str, fields: bool | list[str] | None, cache: str | No
             write_archive(target, shapes, ((vectors, ids) for ids, vectors in _blocks(opened)))
         else:
             _write_beside(target, opened, strings)
-        click.echo(f"{out}: {len(opened):,} vectors")
+        click.echo(f"{out}: {counted(len(opened), 'vector')}")
 
 
 def _blocks(opened: ZoomIndex) -> Blocks:

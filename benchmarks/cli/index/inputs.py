@@ -12,6 +12,7 @@ import numpy.typing as npt
 from memhier.arguments import is_url
 from memhier.errors import FormatError
 from memhier.io.outside import npy_header, reading
+from memhier.lazy import extra_for
 from memhier.store.store import CACHE_BYTES
 
 __all__ = ["damaged", "given_ids", "parquet_of", "query_key"]
@@ -156,7 +157,5 @@ def _holds_ids(types: Any, kind: Any) -> bool:
 
 def parquet_of(path: str) -> tuple[Any, Any]:
     """Return pyarrow and its module for Parquet, which `path` needs."""
-    try:
+    with extra_for(f"{path}: Parquet"):
         return import_module("pyarrow"), import_module("pyarrow.parquet")
-    except ImportError as error:
-        raise ImportError(f"{path}: Parquet needs the package pyarrow: pip install 'memhier[parquet]'") from error

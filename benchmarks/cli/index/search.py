@@ -24,7 +24,16 @@ from memhier.benchmarks.cli.index.inputs import (
     read_path,
 )
 from memhier.benchmarks.cli.index.written import TABLES, field_kinds, rows_at_a_time, write_archive, write_table
-from memhier.benchmarks.cli.shell import FiniteRange, Terminal, json_option, new_table, notes, print_figures, write_json
+from memhier.benchmarks.cli.shell import (
+    FiniteRange,
+    Terminal,
+    in_a_folder,
+    json_option,
+    new_table,
+    notes,
+    print_figures,
+    write_json,
+)
 
 __all__ = ["search"]
 
@@ -121,8 +130,8 @@ class _Request:
               help="Milliseconds after which no further reads start.")  # fmt: skip
 @click.option("--truth", metavar="FILE", type=click.Path(exists=True, dir_okay=False),
               help="True neighbours, by id: .ivecs, .hdf5, .h5, or the form of big-ann-benchmarks.")  # fmt: skip
-@click.option("--out", metavar="FILE", type=click.Path(), help=f"Write the neighbours of all queries to this new file: "
-              f"{', '.join(_OUT_SUFFIXES)}.")  # fmt: skip
+@click.option("--out", metavar="FILE", type=click.Path(), callback=in_a_folder,
+              help=f"Write the neighbours of all queries to this new file: {', '.join(_OUT_SUFFIXES)}.")  # fmt: skip
 @cache_option
 @cache_bytes_option
 @json_option
@@ -194,7 +203,8 @@ def _report(request: _Request, path: str, json_path: str | None) -> None:
                 table.add_row("" if place else str(query), str(each["id"]), f"{each['distance']:.6g}", *more)
         terminal.print(table)
     if request.show and (rest := request.queries - len(request.shown)) > 0:
-        terminal.print(f"and the neighbours of {rest:,} more queries: --show prints them, --out writes them")
+        others = "1 more query" if rest == 1 else f"{rest:,} more queries"
+        terminal.print(f"and the neighbours of {others}: --show prints them, --out writes them")
     terminal.print(f"Searched {path}")
     print_figures(terminal, request.figures(), ("queries",))
 

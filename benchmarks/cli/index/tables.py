@@ -2,6 +2,7 @@
 
 import json
 import os
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
@@ -54,7 +55,8 @@ _metavar = "FILE[:NAMES]"
 attributes_option = click.option(
     "--attributes", metavar=_metavar, type=_TableFileType(exists=True, dir_okay=False),
     help="Columns to filter by: a .parquet file with a row, or a .jsonl file with an object, for each vector. NAMES "
-    "are columns with commas between them.  [default: all, without lists]",
+    "are columns with commas between them.  [default: all, without lists of numbers, which may be vectors, and nested "
+    "values]",
 )  # fmt: skip
 documents_option = click.option(
     "--documents", metavar=_metavar, type=_TableFileType(exists=True, dir_okay=False),
@@ -71,7 +73,13 @@ def read_attributes(file: TableFile) -> dict[str, Any]:
     arrow, parquet = parquet_of(file.path)
     try:
         schema = parquet.read_schema(file.path)
-        names = _chosen(file, schema, lambda kind: not arrow.types.is_nested(kind))
+        names = _chosen(file, schema, lambda kind: _can_filter(arrow, kind))
+        if file.names is None and (left := [name for name in schema.names if name not in names]):
+            warnings.warn(
+                f"{file.path}: attributes leave out {', '.join(left)}, of lists of numbers or nested values; "
+                f"{file.path}:NAMES takes the columns NAMES",
+                stacklevel=2,
+            )
         table = parquet.read_table(file.path, columns=names)
         table.validate(full=True)  # text is not checked before
     except (OSError, arrow.ArrowException) as error:
@@ -106,8 +114,17 @@ def _chosen(file: TableFile, schema: Any, fits: Any) -> list[str]:
 
 def _holds_vectors(arrow: Any, kind: Any) -> bool:
     types = arrow.types
-    is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
-    return bool(is_list and (types.is_floating(kind.value_type) or types.is_integer(kind.value_type)))
+    return _is_list(types, kind) and bool(types.is_floating(kind.value_type) or types.is_integer(kind.value_type))
+
+
+def _can_filter(arrow: Any, kind: Any) -> bool:
+    if not _is_list(arrow.types, kind):
+        return not arrow.types.is_nested(kind)
+    return not arrow.types.is_nested(kind.value_type) and not _holds_vectors(arrow, kind)
+
+
+def _is_list(types: Any, kind: Any) -> bool:
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
 
 def _lines(file: TableFile) -> Iterator[Row]:

@@ -23,6 +23,7 @@ from torch import Tensor
 from memhier.arguments import check_int
 from memhier.errors import FormatError
 from memhier.io.outside import npy_header, reading
+from memhier.lazy import extra_for
 
 __all__ = [
     "CTRBatch",
@@ -218,10 +219,8 @@ def read_criteo_parquet(path: Path, rows: Sequence[int], batch: int = 4096) -> I
     [2, 2, 2]
     """
     _check(rows, CRITEO_IDS, batch)
-    try:
+    with extra_for("Parquet"):
         parquet = import_module("pyarrow.parquet")
-    except ImportError as error:
-        raise ImportError("Parquet needs pyarrow: pip install 'memhier[parquet]'") from error
     numbers = [f"int_{at}" for at in range(CRITEO_NUMBERS)]
     ids = [f"cat_{at}" for at in range(CRITEO_IDS)]
     done = 0

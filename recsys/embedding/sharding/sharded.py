@@ -195,12 +195,13 @@ class ShardedEmbeddingBagCollection(TableModule):
             )
         return done.result()
 
-    def push(self, url: str, *, keep: int | None = None) -> Transfer:
+    def push(self, url: str, *, keep: int | None = None, verify: bool = False) -> Transfer:
         """Back up this rank's part of the last checkpoint, to ``url/shard-<rank>``; call it on every rank.
 
         To restore, :meth:`pull` each ``url/shard-<rank>`` into ``path/shard-<rank>``.
         """
-        return super().push(f"{url.rstrip('/')}/{os.path.basename(self.tables.path)}", keep=keep)
+        place = f"{url.rstrip('/')}/{os.path.basename(self.tables.path)}"
+        return super().push(place, keep=keep, verify=verify)
 
     @shielded
     def start_checkpoint(self, extra: Any = None) -> "Future[int]":

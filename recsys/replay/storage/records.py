@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from memhier.codecs import get_bytes_codec, get_codec
 from memhier.errors import CorruptionError
+from memhier.lazy import extra_for
 from memhier.recsys.replay.schema import Column, Columns, Schema
 
 __all__ = ["FieldCodec", "ImageCodec", "PackedCodec", "RawCodec", "RoundedCodec", "SampleCodec", "field_codec"]
@@ -131,10 +132,8 @@ class ImageCodec:
         kind, _, quality = name.partition(":")
         if not (quality or "90").isdigit() or not 1 <= int(quality or 90) <= 100:
             raise ValueError(f"codec={name!r}: expected a quality of 1 to 100, such as '{kind}:90'")
-        try:
+        with extra_for(f"codec={name!r}"):
             self._image: Any = importlib.import_module("PIL.Image")
-        except ImportError as error:
-            raise ImportError(f"codec={name!r} needs the package Pillow: pip install 'memhier[images]'") from error
         self.name = name
         self._format, self._quality = kind.upper(), int(quality or 90)
         shape = column.shape
