@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from os import PathLike
 from typing import Any
 
-from memhier.ann.serving.deployment import application
+from memhier.ann.serving.deployment import application, open_index
 from memhier.ann.serving.options import ServingOptions
 from memhier.ann.serving.serve_extra import ray, serve
 from memhier.arguments import check_int
@@ -47,7 +47,9 @@ class IndexServer(Closing):
     OSError
         When the port is in use, or `host` is no address of this machine.
     RuntimeError
-        When a Ray runs in this process already, or the index does not open; its cause is in Ray's log.
+        When a Ray runs in this process already.
+    FileNotFoundError, FormatError, CorruptionError
+        When there is no index at `path`, or it is damaged.
 
     Examples
     --------
@@ -78,6 +80,7 @@ class IndexServer(Closing):
                 object_store_memory=_STORE_BYTES,
             )  # fmt: skip
         try:
+            open_index(path).close()  # refused in words here, and in Ray's log by the replica
             # The port of the proxy, which has nothing to do, is any.
             serve.start(http_options={"host": host, "port": 0}, logging_config=_QUIET)
             self._handle: Any = serve.run(application(path, options), name=_NAME, logging_config=_QUIET)
