@@ -7,8 +7,8 @@ __all__ = ["EXTRAS", "lazy"]
 
 # The extra of pyproject.toml that brings each optional package.
 EXTRAS = {
-    "click": "cli", "faiss": "search", "fsspec": "remote", "ray": "ray", "rich": "cli", "torch": "torch",
-    "tqdm": "search", "transformers": "transformers",
+    "click": "cli", "faiss": "search", "fastapi": "serve", "fsspec": "remote", "ray": "ray", "rich": "cli",
+    "torch": "torch", "tqdm": "search", "transformers": "transformers",
 }  # fmt: skip
 
 

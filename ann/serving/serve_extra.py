@@ -13,7 +13,9 @@ try:
         warnings.simplefilter("ignore")
         from ray import serve
 except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(f"memhier.ann.serving needs {error.name}: pip install 'memhier[serve]'") from error
+    raise ModuleNotFoundError(
+        f"memhier.ann.serving needs {error.name}: pip install 'memhier[serve]'", name="fastapi"
+    ) from error
 
 __all__ = [
     "BaseModel",
