@@ -3,7 +3,7 @@
 from typing import Any
 
 from memhier.ann.serving.request import BINARY, SearchRequest
-from memhier.ann.serving.serve_extra import FastAPI, Request, Response
+from memhier.ann.serving.serve_extra import fastapi
 from memhier.ann.serving.service import SearchService
 
 __all__ = ["build_app"]
@@ -18,33 +18,33 @@ _REFUSALS = {
 }
 
 
-def build_app(service: SearchService) -> FastAPI:
+def build_app(service: SearchService) -> fastapi.FastAPI:
     """Return the application of a service."""
-    app = FastAPI(title="memhier", description="Search a vector index on SSD.", version="1")
+    app = fastapi.FastAPI(title="memhier", description="Search a vector index on SSD.", version="1")
 
-    async def search(request: Request) -> Response:
+    async def search(request: fastapi.Request) -> fastapi.Response:
         """Return the nearest vectors of each query: ids, distances, stats, and rows where fields are asked for.
 
         An id of -1 (null for text) beside a distance of null stands where there are fewer than k.
         """
         return await service.answer(request)
 
-    async def health(response: Response) -> dict[str, Any]:
+    async def health(response: fastapi.Response) -> dict[str, Any]:
         """Return facts about the index; 503 once the server ends."""
         response.status_code = 503 if service.draining else 200
         return service.facts()
 
-    async def metrics(request: Request) -> Response:
+    async def metrics(request: fastapi.Request) -> fastapi.Response:
         """Return figures for Prometheus."""
         service.check_token(request)
-        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return fastapi.Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     app.add_api_route(
         "/search", search, methods=["POST"], openapi_extra=_body(service), responses=_responses(),
-        response_class=Response,
+        response_class=fastapi.Response,
     )  # fmt: skip
     app.add_api_route("/health", health)
-    app.add_api_route("/metrics", metrics, response_class=Response)
+    app.add_api_route("/metrics", metrics, response_class=fastapi.Response)
     return app
 
 

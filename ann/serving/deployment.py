@@ -5,7 +5,7 @@ from typing import Any
 
 from memhier.ann.serving.app import build_app
 from memhier.ann.serving.options import ServingOptions
-from memhier.ann.serving.serve_extra import FastAPI, serve
+from memhier.ann.serving.serve_extra import fastapi, serve
 from memhier.ann.serving.service import Index, SearchService
 from memhier.ann.zoom import ZoomIndex
 from memhier.arguments import is_url
@@ -32,7 +32,7 @@ class IndexDeployment:
     def __init__(self, path: str, options: ServingOptions) -> None:
         self._service = SearchService(open_index(path), options)
 
-    def __serve_build_asgi_app__(self) -> FastAPI:
+    def __serve_build_asgi_app__(self) -> fastapi.FastAPI:
         """Return the pages; Ray Serve asks for them."""
         return build_app(self._service)
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter
 
-from memhier.ann.serving.serve_extra import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from memhier.ann.serving.serve_extra import prometheus_client
 from memhier.ann.zoom import SearchResult
 
 __all__ = ["Metrics"]
@@ -17,20 +17,28 @@ class Metrics:
     """Counts requests, errors by kind, seconds, batches and pages; :meth:`text` is the page for Prometheus."""
 
     def __init__(self) -> None:
-        every = self._registry = CollectorRegistry()
-        self._requests = Counter("memhier_requests", "Search requests by status.", ["status"], registry=every)
-        self._errors = Counter("memhier_errors", "Search requests refused or failed.", ["kind"], registry=every)
-        self._seconds = Histogram(
+        every = self._registry = prometheus_client.CollectorRegistry()
+        self._requests = prometheus_client.Counter(
+            "memhier_requests", "Search requests by status.", ["status"], registry=every
+        )
+        self._errors = prometheus_client.Counter(
+            "memhier_errors", "Search requests refused or failed.", ["kind"], registry=every
+        )
+        self._seconds = prometheus_client.Histogram(
             "memhier_request_seconds", "Seconds of a search request.", buckets=_SECONDS, registry=every
         )
-        self._active = Gauge("memhier_active_requests", "Search requests that run or wait.", registry=every)
-        self._batches = Histogram(
+        self._active = prometheus_client.Gauge(
+            "memhier_active_requests", "Search requests that run or wait.", registry=every
+        )
+        self._batches = prometheus_client.Histogram(
             "memhier_batch_requests", "Requests joined into one search.", buckets=_SIZES, registry=every
         )
-        self._vectors = Histogram(
+        self._vectors = prometheus_client.Histogram(
             "memhier_batch_vectors", "Query vectors of one search.", buckets=_SIZES, registry=every
         )
-        self._pages = Counter("memhier_pages_read", "Pages of 4 KiB read from SSD for vectors.", registry=every)
+        self._pages = prometheus_client.Counter(
+            "memhier_pages_read", "Pages of 4 KiB read from SSD for vectors.", registry=every
+        )
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -57,5 +65,5 @@ class Metrics:
 
     def text(self) -> bytes:
         """Return all figures in the text form of Prometheus."""
-        page: bytes = generate_latest(self._registry)
+        page: bytes = prometheus_client.generate_latest(self._registry)
         return page

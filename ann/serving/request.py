@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import numpy as np
 import numpy.typing as npt
 
-from memhier.ann.serving.serve_extra import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
+from memhier.ann.serving.serve_extra import pydantic
 from memhier.errors import FormatError
 from memhier.io.outside import npy_header
 
@@ -23,30 +23,32 @@ _VECTORS = {
 }
 
 
-class SearchRequest(BaseModel):
+class SearchRequest(pydantic.BaseModel):
     """Queries and options of one search, as ``ZoomIndex.search`` takes them."""
 
-    model_config = ConfigDict(
+    model_config = pydantic.ConfigDict(
         extra="forbid", strict=True, frozen=True,
         json_schema_extra={"example": {"vectors": [[0.1, 0.2, 0.3]], "k": 10, "recall": 0.95}},
     )  # fmt: skip
 
-    vectors: Annotated[Any, WithJsonSchema(_VECTORS)]
-    k: Annotated[int, Field(description="Neighbours of each query.", ge=1)] = 10
-    recall: Annotated[float | None, Field(description="Share of the true neighbours to find; 0.99 by default.")] = None
-    where: Annotated[str | None, Field(description="A filter on attributes, such as \"lang == 'en'\".")] = None
+    vectors: Annotated[Any, pydantic.WithJsonSchema(_VECTORS)]
+    k: Annotated[int, pydantic.Field(description="Neighbours of each query.", ge=1)] = 10
+    recall: Annotated[
+        float | None, pydantic.Field(description="Share of the true neighbours to find; 0.99 by default.")
+    ] = None
+    where: Annotated[str | None, pydantic.Field(description="A filter on attributes, such as \"lang == 'en'\".")] = None
     fields: Annotated[
-        bool | list[str] | None, Field(description="Attributes and documents to return; true for all.")
+        bool | list[str] | None, pydantic.Field(description="Attributes and documents to return; true for all.")
     ] = None
-    candidates: Annotated[int | None, Field(description="Vectors to read in place of a recall.")] = None
-    nprobe: Annotated[int | None, Field(description="Lists to scan in place of a recall.")] = None
-    max_reads: Annotated[int | None, Field(description="Pages read for one query at most.")] = None
+    candidates: Annotated[int | None, pydantic.Field(description="Vectors to read in place of a recall.")] = None
+    nprobe: Annotated[int | None, pydantic.Field(description="Lists to scan in place of a recall.")] = None
+    max_reads: Annotated[int | None, pydantic.Field(description="Pages read for one query at most.")] = None
     deadline_ms: Annotated[
-        float | None, Field(description="Milliseconds of a search after which no further reads start.")
+        float | None, pydantic.Field(description="Milliseconds of a search after which no further reads start.")
     ] = None
-    radius: Annotated[float | None, Field(description="The largest distance wanted.")] = None
+    radius: Annotated[float | None, pydantic.Field(description="The largest distance wanted.")] = None
     partial: Annotated[
-        bool | None, Field(description="Answer without the shards that are lost; of sharded indexes alone.")
+        bool | None, pydantic.Field(description="Answer without the shards that are lost; of sharded indexes alone.")
     ] = None
 
     def options(self) -> dict[str, Any]:
@@ -90,7 +92,7 @@ def _read(validate: Any) -> SearchRequest:
     """Return a valid request, or raise an error in the house's words."""
     try:
         request: SearchRequest = validate()
-    except ValidationError as error:
+    except pydantic.ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
         said = first["msg"][0].lower() + first["msg"][1:]
         if first["type"] == "json_invalid":

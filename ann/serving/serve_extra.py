@@ -1,13 +1,13 @@
-"""The names of Ray Serve, FastAPI and others that serving needs, or the error that says how to install them."""
+"""The packages that serving needs, or the error that says how to install them."""
 
 import warnings
 
 try:
+    import fastapi
+    import prometheus_client
+    import pydantic
+    import pydantic_core
     import ray
-    from fastapi import FastAPI, HTTPException, Request, Response
-    from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-    from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
-    from pydantic_core import to_json
 
     with warnings.catch_warnings():  # of Ray about its own use of pydantic
         warnings.simplefilter("ignore")
@@ -17,22 +17,4 @@ except ModuleNotFoundError as error:
         f"memhier.ann.serving needs {error.name}: pip install 'memhier[serve]'", name="fastapi"
     ) from error
 
-__all__ = [
-    "BaseModel",
-    "CollectorRegistry",
-    "ConfigDict",
-    "Counter",
-    "FastAPI",
-    "Field",
-    "Gauge",
-    "HTTPException",
-    "Histogram",
-    "Request",
-    "Response",
-    "ValidationError",
-    "WithJsonSchema",
-    "generate_latest",
-    "ray",
-    "serve",
-    "to_json",
-]
+__all__ = ["fastapi", "prometheus_client", "pydantic", "pydantic_core", "ray", "serve"]

@@ -11,7 +11,7 @@ from memhier.ann.serving.batching import Batcher
 from memhier.ann.serving.metrics import Metrics
 from memhier.ann.serving.options import ServingOptions
 from memhier.ann.serving.request import BINARY, SearchRequest, read_binary, read_json
-from memhier.ann.serving.serve_extra import HTTPException, Request, Response, to_json
+from memhier.ann.serving.serve_extra import fastapi, pydantic_core
 from memhier.ann.zoom import SearchResult, ZoomIndex
 from memhier.ann.zoom.arguments import check_queries
 from memhier.errors import FormatError, ShardLostError
@@ -54,12 +54,12 @@ class SearchService:
         self._batcher = Batcher(index.search, options.max_batch, options.searches, self.metrics.searched)
         self._known = {*inspect.signature(index.search).parameters}
 
-    async def answer(self, request: Request) -> Response:
+    async def answer(self, request: fastapi.Request) -> fastapi.Response:
         """Answer a search request.
 
         Raises
         ------
-        HTTPException
+        fastapi.HTTPException
             400 for a body that cannot be parsed, 401, 413, 415, 422 for values that the index refuses, 503 while as
             many requests as are allowed run, or the server ends.
         """
@@ -78,7 +78,7 @@ class SearchService:
         self.metrics.answered(200)
         return response
 
-    def check_token(self, request: Request) -> None:
+    def check_token(self, request: fastapi.Request) -> None:
         """Refuse a request without the token."""
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         if not self.options.knows(token.strip() if scheme.lower() == "bearer" else ""):
@@ -103,7 +103,7 @@ class SearchService:
         self._batcher.close()
         self._index.close()
 
-    async def _admitted(self, request: Request) -> Response:
+    async def _admitted(self, request: fastapi.Request) -> fastapi.Response:
         self.check_token(request)
         if self.draining:
             raise _Refusal(503, "draining", "the server ends", _LATER)
@@ -115,7 +115,7 @@ class SearchService:
         finally:
             self._active -= 1
 
-    async def _searched(self, request: Request) -> Response:
+    async def _searched(self, request: fastapi.Request) -> fastapi.Response:
         body = await self._body(request)
         try:
             asked = _parsed(body, request)
@@ -134,7 +134,7 @@ class SearchService:
         except (ValueError, TypeError) as error:
             raise _Refusal(422, "value", str(error)) from error
 
-    async def _body(self, request: Request) -> bytes:
+    async def _body(self, request: fastapi.Request) -> bytes:
         """Return the body, of which no more is read than is allowed."""
         most, chunks, size = self.options.max_body, list[bytes](), 0
         told = request.headers.get("content-length", "")
@@ -165,7 +165,7 @@ class SearchService:
                            f"neighbours in all")  # fmt: skip
 
 
-class _Refusal(HTTPException):
+class _Refusal(fastapi.HTTPException):
     """An answer other than a result, and its kind in the metrics."""
 
     def __init__(self, status: int, kind: str, detail: str, headers: dict[str, str] | None = None) -> None:
@@ -173,7 +173,7 @@ class _Refusal(HTTPException):
         self.kind = kind
 
 
-def _parsed(body: bytes, request: Request) -> SearchRequest:
+def _parsed(body: bytes, request: fastapi.Request) -> SearchRequest:
     kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if kind == "application/json":
         return read_json(body)
@@ -185,7 +185,7 @@ def _parsed(body: bytes, request: Request) -> SearchRequest:
     raise _Refusal(415, "format", f"content-type {kind!r}: expected application/json or {BINARY}")
 
 
-def _response(found: SearchResult, asked: SearchRequest, binary: bool) -> Response:
+def _response(found: SearchResult, asked: SearchRequest, binary: bool) -> fastapi.Response:
     """Return ids and distances as a .npy file, or as JSON with stats and rows."""
     if binary:
         if asked.fields:
@@ -195,11 +195,13 @@ def _response(found: SearchResult, asked: SearchRequest, binary: bool) -> Respon
         pairs["id"], pairs["distance"] = ids, found.distances
         file = io.BytesIO()
         np.save(file, pairs)
-        return Response(file.getvalue(), media_type=BINARY)
+        return fastapi.Response(file.getvalue(), media_type=BINARY)
     answer: dict[str, Any] = {
         "ids": found.ids.tolist(), "distances": found.distances.tolist(),
         "stats": {name: found.stats[name] for name in _TOLD if name in found.stats},
     }  # fmt: skip
     if asked.fields:
         answer["rows"] = found.rows()
-    return Response(to_json(answer, inf_nan_mode="null", bytes_mode="base64"), media_type="application/json")
+    return fastapi.Response(
+        pydantic_core.to_json(answer, inf_nan_mode="null", bytes_mode="base64"), media_type="application/json"
+    )

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import Any, TypeAlias
@@ -151,9 +152,9 @@ def main(
         for number in map(int, rows.split(",")):
             load = Load(queries, number, clients, seconds)
             ways: dict[str, Callable[[], Row]] = {
-                "library": lambda load=load: _row(other.submit(ask_library, place, load).result(), load, None),
-                "json": lambda load=load: _served(other, server.url, "json", load),
-                "binary": lambda load=load: _served(other, server.url, "binary", load),
+                "library": partial(_own, other, place, load),
+                "json": partial(_served, other, server.url, "json", load),
+                "binary": partial(_served, other, server.url, "binary", load),
             }
             _served(other, server.url, "json", Load(queries, number, clients, seconds / 5))  # warm
             turns = by_turns(ways, rounds)
@@ -165,6 +166,10 @@ def main(
                 ]
     name = f"{{title}}, {{form}}, {{rows}} rows a request, {clients} clients"
     return Outcome(Record(figures_of(found, MEASURES, name)), [rows_table("each turn", found)], {"turns": found})
+
+
+def _own(other: ProcessPoolExecutor, place: str, load: Load) -> Row:
+    return _row(other.submit(ask_library, place, load).result(), load, None)
 
 
 def _served(other: ProcessPoolExecutor, url: str, form: str, load: Load) -> Row:
