@@ -4,7 +4,7 @@ import errno
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from os import PathLike
 from typing import Any
 
@@ -16,7 +16,7 @@ from memhier.closing import Closing
 
 __all__ = ["IndexServer"]
 
-_NAME = "memhier"
+_NAME, _DRAIN_SECONDS = "memhier", 60
 _QUIET = {"log_level": "WARNING", "enable_access_log": False}
 _STORE_BYTES = 128 << 20  # of Ray's object store: requests do not pass through it
 
@@ -89,10 +89,11 @@ class IndexServer(Closing):
             raise
 
     def close(self) -> None:
-        """Refuse new requests, wait until none runs, and end all processes. May be called twice."""
+        """Refuse new requests, wait up to a minute until none runs, and end all processes. May be called twice."""
         if ray.is_initialized():
             try:
-                self._handle.drain.remote().result()
+                with suppress(TimeoutError):
+                    self._handle.drain.remote().result(timeout_s=_DRAIN_SECONDS)
                 serve.delete(_NAME)  # the answers under way are sent
             finally:
                 ray.shutdown()

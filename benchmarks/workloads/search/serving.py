@@ -38,7 +38,8 @@ MEASURES = (
     Measure("share", "queries, of the library's own", "share", "more", clock=True),
     Measure("p50", "median of a request", "ms", clock=True),
     Measure("p99", "99th percentile of a request", "ms", clock=True),
-    Measure("cpu", "processor time of library or server", "ms a query", clock=True),
+    Measure("cpu", "processor time of library or replica", "ms a query", clock=True),
+    Measure("ray_cpu", "processor time of Ray's other processes", "ms a second", clock=True),
     Measure("client_cpu", "processor time of clients", "ms a query", clock=True),
 )
 BINARY = "application/octet-stream"
@@ -174,29 +175,33 @@ def _own(other: ProcessPoolExecutor, place: str, load: Load) -> Row:
 
 def _served(other: ProcessPoolExecutor, url: str, form: str, load: Load) -> Row:
     clients = other.submit(os.getpid).result()
-    before = _children_seconds(clients)
+    before = _ray_seconds(clients)
     seen = other.submit(ask_server, url, form, load).result()
-    return _row(seen, load, _children_seconds(clients) - before)
+    return _row(seen, load, _ray_seconds(clients) - before)
 
 
-def _row(seen: Seen, load: Load, server_cpu: float | None) -> Row:
+def _row(seen: Seen, load: Load, ray: npt.NDArray[np.float64] | None) -> Row:
     """Return the figures of a turn; without a server the processor time is the library's own."""
+    cpu, others = (seen.cpu, 0.0) if ray is None else ray.tolist()
     asked = len(seen.seconds) * load.rows
     p50, p99 = np.percentile(seen.seconds, [50, 99])
     return {
         "rate": asked / seen.elapsed, "p50": 1e3 * float(p50), "p99": 1e3 * float(p99),
-        "cpu": 1e3 * (seen.cpu if server_cpu is None else server_cpu) / asked,
-        "client_cpu": 0.0 if server_cpu is None else 1e3 * seen.cpu / asked,
+        "cpu": 1e3 * cpu / asked, "ray_cpu": 1e3 * others / seen.elapsed,
+        "client_cpu": 0.0 if ray is None else 1e3 * seen.cpu / asked,
     }  # fmt: skip
 
 
-def _children_seconds(clients: int) -> float:
-    """Return the processor time of all processes below this one, which are those of Ray, but for the clients'."""
+def _ray_seconds(clients: int) -> npt.NDArray[np.float64]:
+    """Return the processor time of the replica, and that of all other processes below this one but the clients'."""
     import psutil
 
     process: Any = psutil.Process(os.getpid())
-    others = [each for each in process.children(recursive=True) if each.pid != clients]
-    return float(sum(sum(each.cpu_times()[:2]) for each in others))
+    seconds = np.zeros(2)
+    for each in process.children(recursive=True):
+        if each.pid != clients:
+            seconds[int("ServeReplica" not in " ".join(each.cmdline()))] += sum(each.cpu_times()[:2])
+    return seconds
 
 
 def _free_port() -> int:
