@@ -27,7 +27,17 @@ SHELL = [block for page in PAGES for block in documents.blocks_of(page, "shell")
 RUN = [block for block in SHELL if documents.not_run(block) is None]
 # Libraries that the environment of the tests lacks. `make test-plugins` runs these blocks with the first group; the
 # peers of the guides to move from them clash with each other, so their blocks run where one of them is installed.
-ADAPTED = ("avalanche", "datasets", "langchain_core", "lightning", "llama_index", "ray", "sklearn", "torchrl")
+ADAPTED = (
+    "avalanche",
+    "datasets",
+    "fastapi",
+    "langchain_core",
+    "lightning",
+    "llama_index",
+    "ray",
+    "sklearn",
+    "torchrl",
+)
 PEERS = ("chromadb", "diskannpy", "hnswlib", "lancedb", "torchrec", "usearch")
 
 # Beside a torch that is not its own, torchvision lacks operators that it asks for at import; Avalanche asks for wandb.
@@ -59,7 +69,7 @@ def libraries_of(block: Any) -> set[str]:
     """Return the libraries outside the environment of the tests that a block imports."""
     imported = set(re.findall(r"^(?:from|import) (\w+)", block.code, re.MULTILINE))
     own = re.findall(r"^from memhier\.(?:ann|recsys)\.(\w+) import", block.code, re.MULTILINE)
-    named = {"cluster": "ray", "langchain": "langchain_core"}
+    named = {"cluster": "ray", "langchain": "langchain_core", "serving": "fastapi"}
     return (imported | {named.get(name, name) for name in own}) & {*ADAPTED, *PEERS}
 
 

@@ -25,6 +25,7 @@ COMMANDS = {
     "bench": ("memhier.benchmarks.bench.command", "Measure memhier beside its rivals."),
     "replay": ("memhier.benchmarks.cli.replay.command", "Inspect, check and export a replay buffer; test its disk."),
     "index": ("memhier.benchmarks.cli.index.command", "Build, search, change, export and check a vector index on SSD."),
+    "serve": ("memhier.benchmarks.cli.serve", "Serve a vector index over HTTP on this machine."),
     "doctor": ("memhier.benchmarks.cli.doctor.command", "Check whether this machine runs memhier, and how well."),
 }
 

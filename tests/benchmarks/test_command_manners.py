@@ -87,6 +87,7 @@ FAILURES: dict[tuple[str, ...], list[object]] = {
     ("index", "pull"): ["memory://manners", "new"],
     ("index", "backups"): ["memory://manners"],
     ("index", "prune"): ["memory://manners", "--keep", "1"],
+    ("serve",): ["empty"],
     ("doctor",): ["/proc", "--seconds", "0"],
 }
 
@@ -142,6 +143,7 @@ RUNS: dict[tuple[str, ...], list[str]] = {
     ("index", "backups"): ["memory://wrong"],
     ("index", "prune"): ["memory://wrong", "--keep", "1"],
     ("plan",): ["--rows", "1000", "--row-bytes", "64", "--batch", "16"],
+    ("serve",): ["index"],
     ("doctor",): ["."],
 }
 

@@ -18,6 +18,7 @@ NOT_RUN = {
     "make": "it installs packages from the network, or runs all tests",
     "pip": "it installs packages from the network; `make try-wheel` does so",
     "MEMHIER_NATIVE=0 python -m pytest": "it runs all tests",
+    "memhier serve": "it serves until it is ended; tests/cluster/test_serving_process.py runs it",
     "memhier plan": "it measures for minutes, with files of the reader; tests/benchmarks/test_plan_command.py runs it",
     ".venv/bin/memhier demo": "it reads every installed package; tests/benchmarks/test_demo.py runs it on a few",
 }
