@@ -131,8 +131,8 @@ class IndexWriter:
         """Return the snapshot with other vectors for these ids; fields that are not given keep their values."""
         with self._all_or_nothing(state):
             if len(ids) != len(vectors):
-                given = counted(len(ids), "entry")
-                raise ValueError(f"ids has {given} for {counted(len(vectors), 'vector')}: expected one for each")
+                entries = counted(len(ids), "entry")
+                raise ValueError(f"ids has {entries} for {counted(len(vectors), 'vector')}: expected one for each")
             kept = values_kept(state, ids, attributes)
             records = ChangedDocuments(state, documents, len(vectors), self._work_bytes, ids)
             return self._add(self._remove(state, ids), vectors, ids, attributes, records, kept)[0]
@@ -254,8 +254,8 @@ class IndexWriter:
     ) -> tuple[IndexSnapshot, Ids]:
         names = self._free_ids(len(vectors)) if ids is None else ids
         if len(names.numbers) != len(vectors):
-            given = counted(len(names.numbers), "entry")
-            raise ValueError(f"ids has {given} for {counted(len(vectors), 'vector')}: expected one for each")
+            entries = counted(len(names.numbers), "entry")
+            raise ValueError(f"ids has {entries} for {counted(len(vectors), 'vector')}: expected one for each")
         if ids is not None:
             refuse_known(state.parts, state.fresh, names)
         schema, items = self.about.schema, 0
