@@ -63,7 +63,8 @@ class Place:
     def __init__(self, url: str | os.PathLike[str]) -> None:
         text = os.fspath(url)
         self.url: str = text.rstrip("/")
-        if re.match(r"[^/]*:/", text) and not is_url(text):  # fsspec would make a folder with the colon
+        # fsspec would make a folder with the colon; a drive of Windows has one letter
+        if re.match(r"(?![A-Za-z]:)[^/]*:/", text) and not is_url(text):
             raise ValueError(f"url={text!r}: expected a URL such as 's3://bucket/folder', or the path of a folder")
         if not text.rpartition("://")[2].strip("/"):
             raise ValueError(f"url={text!r}: names no folder; expected a URL such as 's3://bucket/folder'")

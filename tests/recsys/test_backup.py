@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+import memhier.remote.place
 from memhier import FormatError, Store, Tiered, backups, check_backup
+from memhier.ann import ZoomIndex
 from memhier.benchmarks.simulated_store import Bucket, simulated
 from memhier.recsys import EmbeddingBagCollection, EmbeddingBagConfig
 from memhier.recsys.replay import CarouselBuffer, StoredSamples
@@ -116,6 +118,34 @@ def test_a_buffer(tmp_path: Path, bucket: Bucket) -> None:
                 assert np.array_equal(drawn["x"], expected["x"])
                 copy.feedback(drawn)
                 here.feedback(expected)
+
+
+def test_tables_tiers_buffers_and_indexes_repair_a_backup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memhier.remote.place, "FIRST_WAIT_S", 0.0)
+    vectors = np.random.default_rng(0).normal(size=(300, 4)).astype(np.float32)
+    with (
+        tables(tmp_path / "tables") as table,
+        Tiered(tmp_path / "rows", "rows", np.int64, 2, rows=100, dram="8MiB") as tier,
+        CarouselBuffer(tmp_path / "buffer", memory=8, schema={"x": ("float32", 4)}) as buffer,
+        ZoomIndex.build(tmp_path / "index", vectors, dram="4MiB") as index,
+    ):
+        train(table, 0)
+        tier.scatter(np.arange(20), np.arange(40).reshape(20, 2))
+        buffer.add({"x": np.ones((3, 4), np.float32)})
+        for trained in (table, tier, buffer):
+            trained.checkpoint()
+        each: Any
+        for each in (table, tier, buffer, index):
+            with simulated("bucket") as bucket:
+                each.push(URL)
+                name = max(bucket.objects, key=lambda name: len(bucket.objects[name]))
+                sound = bucket.objects[name]
+                bucket.objects[name] = bytes([sound[0] ^ 1]) + sound[1:]
+                assert len(check_backup(URL)) == 1
+                assert each.push(URL).moved_objects == 0
+                assert each.push(URL, verify=True).moved_objects == 1
+                assert check_backup(URL) == []
+                assert bucket.objects[name] == sound
 
 
 def test_a_tier_beside_its_calls(tmp_path: Path, bucket: Bucket) -> None:

@@ -9,6 +9,7 @@ import click
 import numpy as np
 from tqdm import tqdm
 
+from memhier.arguments import counted
 from memhier.benchmarks.cli.replay.doctor import examine
 from memhier.benchmarks.cli.shell import FiniteRange, json_option, report, working
 from memhier.recsys.replay.stored import StoredSamples
@@ -69,7 +70,7 @@ def check(context: click.Context, path: str) -> None:
         click.echo(str(finding))
     if findings:
         context.exit(1)
-    click.echo(f"{path}: {len(stored.ids):,} samples, nothing wrong")
+    click.echo(f"{path}: {counted(len(stored.ids), 'sample')}, nothing wrong")
 
 
 @replay.command()
@@ -100,7 +101,7 @@ def export(path: str, out: Path, memory: bool) -> None:
                 file[start : start + len(batch)] = everything[name]
         for file in files.values():
             file.flush()
-    click.echo(f"{out}: {len(positions):,} samples")
+    click.echo(f"{out}: {counted(len(positions), 'sample')}")
 
 
 @replay.command()
