@@ -237,7 +237,14 @@ class Tables:
         Makes untrained rows by key; by default those of `specs`.
     asked
         The argument that holds the ids of a table, for messages; the table's name goes in for ``{!r}``.
+
+    Attributes
+    ----------
+    adds_by_row
+        Whether the gradients of several look-ups add up by row. Otherwise torch's order also depends on other rows.
     """
+
+    adds_by_row = False
 
     @shielded_init
     def __init__(
@@ -402,7 +409,8 @@ class Tables:
         """Tell the planner of the step after those already announced."""
         self.check_open()
         assert self.planner is not None
-        self.planner.announce(rows.keys)
+        if len(rows.keys):  # a step without rows never comes to the planner
+            self.planner.announce(rows.keys)
 
     def prefetch(self, rows: StepRows) -> Ticket:
         """Begin to fetch the rows of the oldest announced step that was not fetched yet."""

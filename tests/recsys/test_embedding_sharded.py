@@ -73,6 +73,29 @@ def test_features_of_one_table_add_up_as_on_one_rank(tmp_path: Path, training: A
     assert together == alone
 
 
+@pytest.mark.parametrize(
+    ("ranks", "poolings", "rules"),
+    [
+        (4, "sum", "sgd"),
+        *(
+            pytest.param(ranks, "sum,mean", rule, marks=pytest.mark.slow)
+            for ranks in (2, 3, 4)
+            for rule in ("sgd,momentum,decay", "adagrad,row-wise adagrad", "adam,row-wise adam")
+        ),
+    ],
+)
+def test_every_rule_has_the_same_bits_on_any_ranks(
+    tmp_path: Path, training: Any, ranks: int, poolings: str, rules: str
+) -> None:
+    alone, together = (
+        run_all(training, SCRIPT.with_name("train_every_rule.py"), tmp_path / str(some), some, poolings, rules)[0]
+        for some in (1, ranks)
+    )
+    assert together == alone
+    hashes = [line.split()[-1] for line in alone.splitlines()]
+    assert len(set(hashes)) >= len(hashes) // 2  # kinds differ, so that equal hashes say something
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", ["adagrad", "adam"])
 def test_look_ups_of_a_step_are_one_update_on_any_ranks(tmp_path: Path, training: Any, rule: str) -> None:

@@ -56,10 +56,7 @@ class ShardedEmbeddingBagCollection(TableModule):
         Divide gradients by the number of ranks, as DDP does in the dense part.
     group
         The ranks that share the tables; by default all.
-    update
-        As in :class:`EmbeddingBag`. If a step adds up several backward passes, the last bits of sums depend on the
-        number of ranks.
-    optimizer, dram, seed, resume, policy, codec, touched, step_rows
+    optimizer, dram, seed, resume, update, policy, codec, touched, step_rows
         As in :class:`EmbeddingBag`, for each rank.
 
     Raises
