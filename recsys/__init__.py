@@ -34,7 +34,6 @@ if TYPE_CHECKING:
         read_criteo_parquet,
         read_lightgcn,
         read_movielens,
-        reshard,
         save_trace,
         to_embedding_bag,
     )
@@ -70,7 +69,6 @@ __all__ = [
     "read_criteo_parquet",
     "read_lightgcn",
     "read_movielens",
-    "reshard",
     "save_trace",
     "to_embedding_bag",
 ]

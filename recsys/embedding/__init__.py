@@ -23,7 +23,6 @@ from memhier.recsys.embedding.reading.readers import (
     read_lightgcn,
     read_movielens,
 )
-from memhier.recsys.embedding.sharding.reshard import reshard
 from memhier.recsys.embedding.sharding.sharded import ShardedEmbeddingBagCollection
 
 __all__ = [
@@ -55,7 +54,6 @@ __all__ = [
     "read_criteo_parquet",
     "read_lightgcn",
     "read_movielens",
-    "reshard",
     "save_trace",
     "to_embedding_bag",
 ]

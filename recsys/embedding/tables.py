@@ -33,7 +33,7 @@ from memhier.table.sizes import TRAINING_ASIDE
 from memhier.table.table import store_bytes
 from memhier.table.tiered import KIND, Tiered
 
-__all__ = ["StepRows", "TableOptions", "Tables", "Update", "check_ids", "distinct_rows"]
+__all__ = ["StepRows", "TableOptions", "Tables", "Update", "check_ids", "distinct_rows", "rows_in"]
 
 Ints = NDArray[np.int64]
 Places = NDArray[np.int32]
@@ -272,7 +272,7 @@ class Tables:
         store = _open(self.path, options.resume)
         try:
             self.record: TableRecord = TableRecord.read(store, self.specs, optimizer, self.seed, options.resume)
-            self._check_touched(_rows_in(store))
+            self._check_touched(rows_in(store))
             self._tier = Tiered(
                 store,
                 _NAME,
@@ -499,7 +499,7 @@ class Tables:
         self._scratch = np.empty(0, np.float32)
 
 
-def _rows_in(store: Store) -> int:
+def rows_in(store: Store) -> int:
     """Return the number of rows that a store holds."""
     value = store.get(f"log/{_NAME}")
     record = None if value is None else LogRecord.decode(value)

@@ -1,6 +1,7 @@
 """Trains with each optimizer, pooling and kind of bags on the ranks of a gloo group; rank 0 prints a hash for each.
 
-``python train_every_rule.py FOLDER RANKS RANK POOLINGS RULES``, both lists with commas between. Batches have few samples, so that some ranks have none.
+``python train_every_rule.py FOLDER RANKS RANK POOLINGS RULES``, both lists with commas between. Batches have few
+samples, so that some ranks have none.
 """
 
 import hashlib

@@ -13,7 +13,7 @@ from memhier.store.store import Store
 from memhier.store.way_back import before_last, go_back
 from memhier.table.tiered import KIND
 
-__all__ = ["agree", "last_checkpoints"]
+__all__ = ["agree", "last_checkpoints", "newest_common"]
 
 
 def last_checkpoints(path: Path) -> tuple[int, int]:
@@ -27,6 +27,11 @@ def last_checkpoints(path: Path) -> tuple[int, int]:
         return 0, 0
     with store:
         return checkpoint_of(store, store.get(KEY)), checkpoint_of(store, before_last(store, KEY))
+
+
+def newest_common(checkpoints: Sequence[tuple[int, int]]) -> int:
+    """Return the number of the newest checkpoint that all shards have or can go back to; -1 if there is none."""
+    return max(set[int].intersection(*map(set, checkpoints)), default=-1)
 
 
 def agree(path: Path, checkpoints: Sequence[tuple[int, int]]) -> None:
@@ -44,7 +49,7 @@ def agree(path: Path, checkpoints: Sequence[tuple[int, int]]) -> None:
     FormatError
         When no checkpoint is common to all.
     """
-    common = max(set[int].intersection(*map(set, checkpoints)), default=-1)
+    common = newest_common(checkpoints)
     if common < 0:
         raise FormatError(
             f"{path.parent}: the shards are at checkpoints {[last for last, _ in checkpoints]} and can go back to "

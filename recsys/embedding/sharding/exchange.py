@@ -14,7 +14,7 @@ from torch import Tensor
 from memhier.recsys.embedding.sharding.collectives import Collectives
 from memhier.recsys.embedding.tables import Ints, StepRows, distinct_rows
 
-__all__ = ["Exchange", "Packing", "ask", "check_all_hold", "refused_together", "say_what_can_wait"]
+__all__ = ["Exchange", "Packing", "ask", "check_all_hold", "refused_together", "say_what_can_wait", "tell_counts"]
 
 Flags = NDArray[np.bool_]
 
@@ -103,12 +103,12 @@ def ask(ids: list[Ints], bases: Ints, ranks: Collectives) -> Exchange:
     owners = rows.keys % ranks.ranks
     order = np.argsort(owners, kind="stable")
     sent = np.bincount(owners, minlength=ranks.ranks)
-    received: list[int] = ranks.of_each(torch.from_numpy(sent[:, None]))[:, 0].tolist()
-    if without := _refusing(received):
-        raise RuntimeError(
-            f"ranks {without} have no batch for this step, as they say themselves: their loader ended before others', "
-            "or failed, or gave a batch that the tables refuse; no rank takes the step"
-        )
+    received = tell_counts(
+        ranks,
+        sent,
+        "have no batch for this step, as they say themselves: their loader ended before others', or failed, or gave a "
+        "batch that the tables refuse; no rank takes the step",
+    )
     asked: Any = ranks.exchange(torch.from_numpy(rows.keys[order]), sent.tolist(), received).numpy()
     return Exchange(ids, rows, order, sent.tolist(), received, asked // ranks.ranks)
 
@@ -121,20 +121,30 @@ def check_all_hold(ranks: Collectives) -> None:
     RuntimeError
         When other ranks cannot.
     """
-    if without := _refusing(ranks.of_each(torch.zeros((ranks.ranks, 1), dtype=torch.int64))[:, 0].tolist()):
-        raise RuntimeError(
-            f"ranks {without} cannot hold the rows that all ask of them for this step, and say why themselves; no rank "
-            "takes the step"
-        )
+    tell_counts(
+        ranks,
+        np.zeros(ranks.ranks, np.int64),
+        "cannot hold the rows that all ask of them for this step, and say why themselves; no rank takes the step",
+    )
 
 
-def _refusing(said: list[int]) -> list[int]:
-    return [rank for rank, number in enumerate(said) if number == _NO_BATCH]
+def tell_counts(ranks: Collectives, counts: Ints, refusal: str) -> list[int]:
+    """Tell each rank a number; return those that ranks tell this one.
+
+    Raises
+    ------
+    RuntimeError
+        When ranks fail inside `refused_together` instead; `refusal` says the rest of the message.
+    """
+    told: list[int] = ranks.of_each(torch.from_numpy(counts[:, None]))[:, 0].tolist()
+    if failed := [rank for rank, number in enumerate(told) if number == _NO_BATCH]:
+        raise RuntimeError(f"ranks {failed} {refusal}")
+    return told
 
 
 @contextmanager
 def refused_together(ranks: Collectives) -> Iterator[None]:
-    """Tell ranks that wait for this one in `ask` or `check_all_hold` of a failure inside the block."""
+    """Tell ranks that wait for this one in `tell_counts` of a failure inside the block."""
     try:
         yield
     except Exception:
