@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         RowWiseAdagrad,
         RowWiseAdam,
         ShardedEmbeddingBagCollection,
+        SharedLoader,
         Uniform,
         export_npy,
         export_parquet,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
         read_lightgcn,
         read_movielens,
         save_trace,
+        split_samples,
         to_embedding_bag,
     )
     from memhier.recsys.replay import CarouselBuffer
@@ -55,6 +57,7 @@ __all__ = [
     "RowWiseAdagrad",
     "RowWiseAdam",
     "ShardedEmbeddingBagCollection",
+    "SharedLoader",
     "Uniform",
     "export_npy",
     "export_parquet",
@@ -70,6 +73,7 @@ __all__ = [
     "read_lightgcn",
     "read_movielens",
     "save_trace",
+    "split_samples",
     "to_embedding_bag",
 ]
 

@@ -23,6 +23,7 @@ from memhier.recsys.embedding.reading.readers import (
     read_lightgcn,
     read_movielens,
 )
+from memhier.recsys.embedding.reading.shared_loader import SharedLoader, split_samples
 from memhier.recsys.embedding.sharding.sharded import ShardedEmbeddingBagCollection
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "RowWiseAdagrad",
     "RowWiseAdam",
     "ShardedEmbeddingBagCollection",
+    "SharedLoader",
     "Uniform",
     "export_npy",
     "export_parquet",
@@ -55,5 +57,6 @@ __all__ = [
     "read_lightgcn",
     "read_movielens",
     "save_trace",
+    "split_samples",
     "to_embedding_bag",
 ]

@@ -14,7 +14,10 @@ from torch import Tensor
 from memhier.recsys.embedding.sharding.collectives import Collectives
 from memhier.recsys.embedding.tables import Ints, StepRows, distinct_rows
 
-__all__ = ["Exchange", "Packing", "ask", "check_all_hold", "refused_together", "say_what_can_wait", "tell_counts"]
+__all__ = [
+    "Exchange", "Packing", "StepPlan", "ask", "check_all_hold", "plan_step", "refused_together", "say_what_can_wait",
+    "tell_counts",
+]  # fmt: skip
 
 Flags = NDArray[np.bool_]
 
@@ -91,6 +94,57 @@ class Exchange:
     following: "ReferenceType[Exchange] | None" = field(default=None)
 
 
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """The exchange of a step that a reader has planned for one rank.
+
+    Attributes
+    ----------
+    later, asked_later
+        As of the exchange of the step before; None where there is none.
+    """
+
+    exchange: Exchange
+    later: Flags | None
+    asked_later: Flags | None
+
+
+def _wanted(ids: list[Ints], bases: Ints, ranks: int) -> tuple[StepRows, Ints, Ints]:
+    """Return the distinct rows of a batch, the places of their keys by owner, and the number that each owner has."""
+    rows = distinct_rows(ids, bases, in_order=False)
+    owners = rows.keys % ranks
+    return rows, np.argsort(owners, kind="stable"), np.bincount(owners, minlength=ranks)
+
+
+def plan_step(ids: list[list[Ints]], bases: Ints, before: list[StepPlan] | None) -> list[StepPlan]:
+    """Return the plan of a step for each rank, of the ids of each rank's batch: the same as ranks find out by `ask`.
+
+    `before` are the plans of the step before it.
+    """
+    wanted = [_wanted(mine, bases, len(ids)) for mine in ids]
+    asked = _for_owners([rows.keys[order] for rows, order, _ in wanted], [sent for *_, sent in wanted])
+    received = np.array([sent for *_, sent in wanted]).T.tolist()
+    exchanges = [
+        Exchange(mine, rows, order, sent.tolist(), received[rank], asked[rank] // len(ids))
+        for rank, (mine, (rows, order, sent)) in enumerate(zip(ids, wanted, strict=True))
+    ]
+    if before is None:
+        return [StepPlan(exchange, None, None) for exchange in exchanges]
+    needed = np.unique(np.concatenate([rows.keys for rows, *_ in wanted]))
+    last = [plan.exchange for plan in before]
+    later = [~np.isin(each.rows.keys, needed) for each in last]
+    of_asked = _for_owners(
+        [flags[each.order] for flags, each in zip(later, last, strict=True)], [np.array(each.sent) for each in last]
+    )
+    return [StepPlan(*each) for each in zip(exchanges, later, of_asked, strict=True)]
+
+
+def _for_owners(values: list[NDArray[Any]], sent: list[Ints]) -> list[NDArray[Any]]:
+    """Return for each owner the values that all ranks send it, of the values of each rank by owner."""
+    parts = [np.split(some, np.cumsum(counts)[:-1]) for some, counts in zip(values, sent, strict=True)]
+    return [np.concatenate(mine) for mine in zip(*parts, strict=True)]
+
+
 def ask(ids: list[Ints], bases: Ints, ranks: Collectives) -> Exchange:
     """Tell the owners of rows which of them this rank's batch needs.
 
@@ -99,10 +153,7 @@ def ask(ids: list[Ints], bases: Ints, ranks: Collectives) -> Exchange:
     RuntimeError
         When other ranks have no batch.
     """
-    rows = distinct_rows(ids, bases, in_order=False)
-    owners = rows.keys % ranks.ranks
-    order = np.argsort(owners, kind="stable")
-    sent = np.bincount(owners, minlength=ranks.ranks)
+    rows, order, sent = _wanted(ids, bases, ranks.ranks)
     received = tell_counts(
         ranks,
         sent,
