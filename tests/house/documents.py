@@ -19,6 +19,7 @@ NOT_RUN = {
     "pip": "it installs packages from the network; `make try-wheel` does so",
     "MEMHIER_NATIVE=0 python -m pytest": "it runs all tests",
     "memhier plan": "it measures for minutes, with files of the reader; tests/benchmarks/test_plan_command.py runs it",
+    "torchrun": "it starts ranks on several machines; tests/recsys/test_embedding_torchrun.py does on this one",
     ".venv/bin/memhier demo": "it reads every installed package; tests/benchmarks/test_demo.py runs it on a few",
 }
 
