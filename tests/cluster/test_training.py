@@ -3,6 +3,7 @@
 import hashlib
 import os
 import signal
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -89,9 +90,11 @@ def work(config):
 @pytest.mark.filterwarnings("ignore")  # Ray warns of what it does itself
 @pytest.mark.parametrize("reads", [False, True])
 def test_a_worker_dies_and_others_go_on_in_another_number(ray, tmp_path, reads):
+    from ray import cloudpickle
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
 
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not find the tests
     with EmbeddingBagCollection(CONFIGS, optimizer=Adam(lr=0.01), dram="16MiB", path=tmp_path / "alone") as tables:
         for batch in batches():
             step(tables, batch)

@@ -128,9 +128,7 @@ def record(found: list[dict[str, Any]], cores: int) -> Record:
             Figure.of(f"{name}: samples", _rate(each), "samples/s", "more", clock=True),
             Figure.of(f"{name}: samples over 1 rank", _rate(each) / alone, "times", "more", clock=True),
             Figure.of(f"{name}: processor time of trainers", busy, "ms a step", "less"),
-            Figure.of(
-                f"{name}: wait for batches", 1e3 * ranks[0]["wait_s"] / len(ranks[0]["losses"]), "ms a step", "less"
-            ),
+            Figure.of(f"{name}: wait for batches", waits, "ms a step", "less", clock=True),
             Figure.of(f"{name}: loss", loss, "nats", "less"),
         ]
         if each["reader"] is not None:
