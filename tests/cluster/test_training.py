@@ -99,7 +99,7 @@ def test_a_worker_dies_and_others_go_on_in_another_number(ray, tmp_path, reads):
         for batch in batches():
             step(tables, batch)
         expected = hash_of(tables)
-    for workers, until in ((2 + reads, 10), (1 + reads, STEPS), (3, STEPS)):
+    for workers, until in ((2 + reads, 10), (1 + reads, STEPS)):
         TorchTrainer(
             work,
             train_loop_config={"folder": str(tmp_path), "reads": reads, "until": until},
@@ -107,7 +107,6 @@ def test_a_worker_dies_and_others_go_on_in_another_number(ray, tmp_path, reads):
             scaling_config=ScalingConfig(num_workers=workers, resources_per_worker={"CPU": 0.5}),
             run_config=RunConfig(storage_path=str(tmp_path / "ray"), failure_config=FailureConfig(max_failures=2)),
         ).fit()
-        if until == STEPS:
-            assert (tmp_path / "hash").read_text() == expected
-    begun = (tmp_path / "begun").read_text().split("\n")
-    assert begun[:4] == [f"{2 + reads} 0", f"{2 + reads} 4", f"{1 + reads} 8", f"3 {STEPS}"]
+    assert (tmp_path / "hash").read_text() == expected
+    begun = (tmp_path / "begun").read_text().splitlines()
+    assert begun == [f"{2 + reads} 0", f"{2 + reads} 4", f"{1 + reads} 8"]

@@ -18,7 +18,8 @@ import click
 import numpy as np
 import torch
 from torch import distributed as dist
-from torch import multiprocessing, nn
+from torch import nn
+from torch.multiprocessing.spawn import spawn
 
 from memhier.benchmarks.bench.figures import Figure, Record
 from memhier.benchmarks.workloads.embedding.common import DLRM, Sample, samples, table_configs, table_sizes
@@ -106,7 +107,7 @@ def _run(scratch: Path, way: _Way) -> dict[str, Any]:
     """Return the measurements of all ranks of a way, and the reader's."""
     folder = scratch / way.name.replace(" ", "-")
     folder.mkdir()
-    multiprocessing.spawn(_work, (str(folder), way), nprocs=way.ranks + way.reads)  # type: ignore[no-untyped-call]
+    spawn(_work, (str(folder), way), nprocs=way.ranks + way.reads)  # type: ignore[no-untyped-call]
     ranks = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(way.ranks)]
     reader = json.loads((folder / f"{way.ranks}.json").read_text()) if way.reads else None
     return {"way": asdict(way), "name": way.name, "ranks": ranks, "reader": reader}

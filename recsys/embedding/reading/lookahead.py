@@ -26,7 +26,7 @@ _WINDOW_MAX = 2**20
 
 
 def lookahead(
-    loader: Iterable[Any],
+    loader: Iterable[Any] | SharedLoader,
     model: nn.Module,
     ids: Callable[[Any], Any],
     *,
@@ -110,7 +110,7 @@ class Lookahead:
 
     def __init__(
         self,
-        loader: Iterable[Any],
+        loader: Iterable[Any] | SharedLoader,
         module: TableModule,
         ids: Callable[[Any], Any],
         window: int | Literal["auto"] | None,
