@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         RowWiseAdagrad,
         RowWiseAdam,
         ShardedEmbeddingBagCollection,
+        SharedLoader,
         Uniform,
         export_npy,
         export_parquet,
@@ -34,8 +35,8 @@ if TYPE_CHECKING:
         read_criteo_parquet,
         read_lightgcn,
         read_movielens,
-        reshard,
         save_trace,
+        split_samples,
         to_embedding_bag,
     )
     from memhier.recsys.replay import CarouselBuffer
@@ -59,6 +60,7 @@ __all__ = [
     "ShardedBuffer",
     "ShardedEmbeddingBagCollection",
     "SharedBuffer",
+    "SharedLoader",
     "Uniform",
     "export_npy",
     "export_parquet",
@@ -73,8 +75,8 @@ __all__ = [
     "read_criteo_parquet",
     "read_lightgcn",
     "read_movielens",
-    "reshard",
     "save_trace",
+    "split_samples",
     "to_embedding_bag",
 ]
 

@@ -11,7 +11,7 @@ from memhier.errors import FormatError
 from memhier.store.store import Store
 from memhier.store.way_back import before_last, go_back
 
-__all__ = ["agree", "last_commits"]
+__all__ = ["agree", "last_commits", "newest_common"]
 
 
 def last_commits(path: Path, kind: str, key: str, number: Callable[[Store, bytes | None], int]) -> tuple[int, int]:
@@ -37,29 +37,32 @@ def last_commits(path: Path, kind: str, key: str, number: Callable[[Store, bytes
         return number(store, store.get(key)), number(store, before_last(store, key))
 
 
-def agree(path: Path, kind: str, mine: int, commits: Sequence[tuple[int, int]]) -> None:
+def newest_common(commits: Sequence[tuple[int, int]]) -> int:
+    """Return the number of the newest commit that all stores have or can go back to; -1 if there is none."""
+    return max(set[int].intersection(*map(set, commits)), default=-1)
+
+
+def agree(path: Path, kind: str, own: tuple[int, int], commits: Sequence[tuple[int, int]]) -> None:
     """Take a store back to the newest commit that all stores have.
 
     Parameters
     ----------
     path, kind
         Of this store.
-    mine
-        Its place among `commits`.
-    commits
-        The result of `last_commits` for every store.
+    own, commits
+        The results of `last_commits` for this store, and for every store.
 
     Raises
     ------
     FormatError
         When no commit is common to all.
     """
-    common = max(set[int].intersection(*map(set, commits)), default=-1)
+    common = newest_common(commits)
     if common < 0:
         raise FormatError(
             f"{path.parent}: the shards are at checkpoints {[last for last, _ in commits]} and can go back to "
             f"{[before for _, before in commits]}: expected shards of one training"
         )
-    if commits[mine][0] != common:
+    if own[0] != common:
         with Store.open(path, kind, writable=True) as store:
             go_back(store)

@@ -23,7 +23,7 @@ from memhier.recsys.embedding.reading.readers import (
     read_lightgcn,
     read_movielens,
 )
-from memhier.recsys.embedding.sharding.reshard import reshard
+from memhier.recsys.embedding.reading.shared_loader import SharedLoader, split_samples
 from memhier.recsys.embedding.sharding.sharded import ShardedEmbeddingBagCollection
 
 __all__ = [
@@ -41,6 +41,7 @@ __all__ = [
     "RowWiseAdagrad",
     "RowWiseAdam",
     "ShardedEmbeddingBagCollection",
+    "SharedLoader",
     "Uniform",
     "export_npy",
     "export_parquet",
@@ -55,7 +56,7 @@ __all__ = [
     "read_criteo_parquet",
     "read_lightgcn",
     "read_movielens",
-    "reshard",
     "save_trace",
+    "split_samples",
     "to_embedding_bag",
 ]

@@ -20,7 +20,14 @@ from memhier.recsys.embedding.anchor import Anchor, refuse_scaled_losses
 from memhier.recsys.embedding.optimizers import adds_in_turn, check_group
 from memhier.recsys.embedding.pooling import Sparse, StepGradient, apply_gradient, apply_sparse
 from memhier.recsys.embedding.tables import Ints, StepRows, Tables
-from memhier.recsys.embedding.torch_internals import current_pass, indices_of, sparse_rows, values_of, when_pass_ends
+from memhier.recsys.embedding.torch_internals import (
+    current_pass,
+    indices_of,
+    row_sums,
+    sparse_rows,
+    values_of,
+    when_pass_ends,
+)
 from memhier.shield import shielded
 from memhier.table.loans import Ticket
 
@@ -391,7 +398,8 @@ def _merged(tables: Tables, pending: Sequence[Pending]) -> tuple[StepRows, Spars
             of_all = together.keys[together.of_table(table)]
             places = torch.from_numpy(np.searchsorted(of_all, one.rows.keys[one.rows.of_table(table)]))
             shape = (len(of_all), tables.specs[table].dim)
-            whole = sparse_rows(places[indices_of(gradient)[0]], values_of(gradient), shape)
+            make = row_sums if tables.adds_by_row else sparse_rows
+            whole = make(places[indices_of(gradient)[0]], values_of(gradient), shape)
             sums[table] = sums[table] + whole if table in sums else whole
     total: dict[int, Tensor] = {}
     for sums in passes.values():

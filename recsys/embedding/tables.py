@@ -33,7 +33,7 @@ from memhier.table.sizes import TRAINING_ASIDE
 from memhier.table.table import store_bytes
 from memhier.table.tiered import KIND, Tiered
 
-__all__ = ["StepRows", "TableOptions", "Tables", "Update", "check_ids", "distinct_rows"]
+__all__ = ["StepRows", "TableOptions", "Tables", "Update", "check_ids", "distinct_rows", "rows_in"]
 
 Ints = NDArray[np.int64]
 Places = NDArray[np.int32]
@@ -237,7 +237,14 @@ class Tables:
         Makes untrained rows by key; by default those of `specs`.
     asked
         The argument that holds the ids of a table, for messages; the table's name goes in for ``{!r}``.
+
+    Attributes
+    ----------
+    adds_by_row
+        Whether the gradients of several look-ups add up by row. Otherwise torch's order also depends on other rows.
     """
+
+    adds_by_row = False
 
     @shielded_init
     def __init__(
@@ -265,7 +272,7 @@ class Tables:
         store = _open(self.path, options.resume)
         try:
             self.record: TableRecord = TableRecord.read(store, self.specs, optimizer, self.seed, options.resume)
-            self._check_touched(_rows_in(store))
+            self._check_touched(rows_in(store))
             self._tier = Tiered(
                 store,
                 _NAME,
@@ -402,7 +409,8 @@ class Tables:
         """Tell the planner of the step after those already announced."""
         self.check_open()
         assert self.planner is not None
-        self.planner.announce(rows.keys)
+        if len(rows.keys):  # a step without rows never comes to the planner
+            self.planner.announce(rows.keys)
 
     def prefetch(self, rows: StepRows) -> Ticket:
         """Begin to fetch the rows of the oldest announced step that was not fetched yet."""
@@ -491,7 +499,7 @@ class Tables:
         self._scratch = np.empty(0, np.float32)
 
 
-def _rows_in(store: Store) -> int:
+def rows_in(store: Store) -> int:
     """Return the number of rows that a store holds."""
     value = store.get(f"log/{_NAME}")
     record = None if value is None else LogRecord.decode(value)

@@ -12,8 +12,8 @@ from torch._compile import _disable_dynamo
 from torch.autograd import Variable
 
 __all__ = [
-    "current_pass", "embedding_bag", "embedding_bag_backward", "indices_of", "not_compiled", "sample_weights_backward",
-    "sparse_rows", "values_of", "when_pass_ends",
+    "current_pass", "embedding_bag", "embedding_bag_backward", "indices_of", "not_compiled", "row_sums",
+    "sample_weights_backward", "sparse_rows", "values_of", "when_pass_ends",
 ]  # fmt: skip
 
 P = ParamSpec("P")
@@ -38,6 +38,13 @@ sample_weights_backward: Callable[..., Any] = torch.ops.aten._embedding_bag_per_
 def sparse_rows(rows: Tensor, values: Tensor, shape: tuple[int, ...], *, is_coalesced: bool | None = None) -> Tensor:
     """Return a sparse tensor with `values`, [n, dim], in `rows`, int64 [n]; torch does not check it."""
     return torch.sparse_coo_tensor(rows[None], values, shape, is_coalesced=is_coalesced, check_invariants=False)
+
+
+def row_sums(rows: Tensor, values: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Return a coalesced sparse tensor, for which repeats of a row were added in their order."""
+    distinct, inverse = torch.unique(rows, return_inverse=True)
+    sums = torch.zeros(len(distinct), values.shape[1]).index_add_(0, inverse, values)
+    return sparse_rows(distinct, sums, shape, is_coalesced=True)
 
 
 def not_compiled(forward: Callable[P, T]) -> Callable[P, T]:

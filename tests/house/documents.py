@@ -20,6 +20,7 @@ NOT_RUN = {
     "MEMHIER_NATIVE=0 python -m pytest": "it runs all tests",
     "memhier serve": "it serves until it is ended; tests/cluster/test_serving_process.py runs it",
     "memhier plan": "it measures for minutes, with files of the reader; tests/benchmarks/test_plan_command.py runs it",
+    "torchrun": "it starts ranks on several machines; tests/recsys/test_embedding_torchrun.py does on this one",
     ".venv/bin/memhier demo": "it reads every installed package; tests/benchmarks/test_demo.py runs it on a few",
 }
 

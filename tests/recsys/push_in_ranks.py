@@ -32,7 +32,8 @@ def main(folder: Path, ranks: int, rank: int, way: str) -> None:
     url, path = f"file://{folder}/far/", folder / f"tables-{way}"
     if way == "pulled":
         path.mkdir(exist_ok=True)
-        ShardedEmbeddingBagCollection.pull(f"{url}shard-{rank}", path / f"shard-{rank}", generation=1)
+        name = f"shard-{rank}-of-{ranks}-since-0"
+        ShardedEmbeddingBagCollection.pull(f"{url}{name}", path / name, generation=1)
     with ShardedEmbeddingBagCollection(
         CONFIGS, optimizer=Adagrad(lr=0.1), dram="64MiB", path=path, resume=way == "pulled"
     ) as tables:

@@ -65,7 +65,7 @@ def test_tables_on_several_ranks(tmp_path: Path, training: Any) -> None:
     assert len(told["first"]) == 2
     assert told["pulled"] == told["first"][1:]
     for rank in range(2):
-        assert check_backup(f"file://{tmp_path}/far/shard-{rank}") == []
+        assert check_backup(f"file://{tmp_path}/far/shard-{rank}-of-2-since-0") == []
 
 
 def test_nothing_is_there_before_the_first_checkpoint(tmp_path: Path, bucket: Bucket) -> None:

@@ -14,14 +14,12 @@ import pytest
 import torch
 from torch import distributed as dist
 
-from memhier.errors import FormatError
 from memhier.recsys import (
     Adam,
     EmbeddingBagCollection,
     EmbeddingBagConfig,
     ShardedEmbeddingBagCollection,
     lookahead,
-    reshard,
     to_embedding_bag,
 )
 from memhier.recsys.embedding.sharding import shard_look_ups
@@ -57,8 +55,8 @@ def run_all(training: Any, script: Path, folder: Path, ranks: int, *arguments: A
 @pytest.mark.parametrize("rule", ["sgd", pytest.param("adam", marks=pytest.mark.slow)])
 def test_ranks_give_the_bits_of_one(tmp_path: Path, training: Any, rule: str) -> None:
     alone, *sent = start(training, SCRIPT, tmp_path / "one", 1, rule, 0, 0, 20)
-    assert sent == ["0", "0"]
-    together, critical, deferred = start(training, SCRIPT, tmp_path / "two", 2, rule, 3, 0, 20)
+    assert sent == ["0", "0", "{}"]
+    together, critical, deferred, _ = start(training, SCRIPT, tmp_path / "two", 2, rule, 3, 0, 20)
     assert together == alone
     # Some gradients have not kept the training waiting.
     assert int(critical) > int(deferred) > 0
@@ -71,6 +69,29 @@ def test_features_of_one_table_add_up_as_on_one_rank(tmp_path: Path, training: A
         for ranks, window in ((1, 0), (2, 3))
     )
     assert together == alone
+
+
+@pytest.mark.parametrize(
+    ("ranks", "poolings", "rules"),
+    [
+        (4, "sum", "sgd"),
+        *(
+            pytest.param(ranks, "sum,mean", rule, marks=pytest.mark.slow)
+            for ranks in (2, 3, 4)
+            for rule in ("sgd,momentum,decay", "adagrad,row-wise adagrad", "adam,row-wise adam")
+        ),
+    ],
+)
+def test_every_rule_has_the_same_bits_on_any_ranks(
+    tmp_path: Path, training: Any, ranks: int, poolings: str, rules: str
+) -> None:
+    alone, together = (
+        run_all(training, SCRIPT.with_name("train_every_rule.py"), tmp_path / str(some), some, poolings, rules)[0]
+        for some in (1, ranks)
+    )
+    assert together == alone
+    hashes = [line.split()[-1] for line in alone.splitlines()]
+    assert len(set(hashes)) >= len(hashes) // 2  # kinds differ, so that equal hashes say something
 
 
 @pytest.mark.slow
@@ -131,46 +152,20 @@ CONFIGS = [
 ]
 
 
-@pytest.mark.slow
-def test_a_training_goes_on_with_another_number_of_ranks(tmp_path: Path, training: Any) -> None:
+def test_rows_move_with_all_that_belongs_to_them(tmp_path: Path, training: Any) -> None:
     alone = run(training, tmp_path / "alone", 1, "adam", 0)
     moved = tmp_path / "moved"
     run(training, moved, 1, "adam", 0, 0, 8)
-    assert reshard(moved / "tables-1", moved / "tables-2", CONFIGS, 2, optimizer=Adam(lr=0.01), dram="64MiB") > 100
-    run(training, moved, 2, "adam", 2, 8, 13)
-    reshard(moved / "tables-2", moved / "tables-3", CONFIGS, 3, optimizer=Adam(lr=0.01), dram="64MiB")
-    assert run(training, moved, 3, "adam", 0, 13, 20) == alone
-
-
-def test_shards_are_divided_anew_with_all_that_they_hold(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"optimizer": Adam(lr=0.01), "dram": "64MiB", "seed": 5}
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
-    try:
-        with ShardedEmbeddingBagCollection(CONFIGS, path=tmp_path / "1", **options) as tables:
-            for seed in range(4):
-                ids = torch.from_numpy(np.random.default_rng(seed).integers(0, 41, (9, 2)))
-                tables(ids).values().sin().sum().backward()
-            tables.checkpoint({"at": 4})
-            rows = np.arange(41)
-            expected = [tables.weights(rows, table) for table in range(2)]
-            state = [tables.optimizer_state(rows, table) for table in range(2)]
-            assert not torch.equal(*state)
-        touched = reshard(tmp_path / "1", tmp_path / "3", CONFIGS, 3, **options)
-        assert sorted(place.name for place in (tmp_path / "3").iterdir()) == ["shard-0", "shard-1", "shard-2"]
-        assert reshard(tmp_path / "3", tmp_path / "back", CONFIGS, 1, **options) == touched
-        with ShardedEmbeddingBagCollection(CONFIGS, path=tmp_path / "back", resume=True, **options) as tables:
-            assert (tables.steps, tables.extra) == (4, {"at": 4})
-            assert all(torch.equal(tables.weights(rows, table), expected[table]) for table in range(2))
-            assert all(torch.equal(tables.optimizer_state(rows, table), state[table]) for table in range(2))
-        with pytest.raises(FileExistsError, match="is there already"):
-            reshard(tmp_path / "1", tmp_path / "3", CONFIGS, 2, **options)
-        with pytest.raises(FormatError):
-            reshard(tmp_path / "1", tmp_path / "4", CONFIGS[:1], 2, **options)
-        assert not (tmp_path / "4").exists()
-        with pytest.raises(FileNotFoundError, match="shard-0"):
-            reshard(tmp_path, tmp_path / "5", CONFIGS, 2, **options)
-    finally:
-        dist.destroy_process_group()
+    assert start(training, SCRIPT, moved, 2, "adam", 2, 8, 13)[3] == '{"at":8,"rank":0}'
+    # Neither the wrong optimizer nor other tables harm the checkpoint, nor does a training from the beginning.
+    for rule, first, kind in (("sgd", 13, "plain"), ("adam", 13, "shared"), ("adam", 0, "plain")):
+        (moved / "meet-3").unlink(missing_ok=True)
+        started = [training(SCRIPT, moved, 3, rank, rule, 0, first, 20, kind) for rank in range(3)]
+        assert [one.end()[0] for one in started] == [1] * 3
+    (moved / "meet-3").unlink()
+    found, *_, begun = start(training, SCRIPT, moved, 3, "adam", 0, 13, 20)
+    assert found == alone
+    assert begun == '{"shards":[{"at":13,"rank":0},{"at":13,"rank":1}]}'
 
 
 def test_one_rank_is_a_collection(tmp_path: Path) -> None:

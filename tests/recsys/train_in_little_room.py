@@ -54,7 +54,8 @@ def fill_disks(open_tables: Callable[..., Any], folder: Path, rank: int) -> None
                 assert ("[Errno 28]" in told) == bool(ranks), told
                 assert rank in ranks or not ranks or f"the disk of ranks {[*ranks]} is full: make room" in told
             os.pwrite = write
-            shutil.copytree(folder / "tables" / f"shard-{rank}", folder / str(number) / f"shard-{rank}")
+            name = f"shard-{rank}-of-2-since-0"
+            shutil.copytree(folder / "tables" / name, folder / str(number) / name)
         states.append(tables.weights(range(400)))
     for number, ranks in enumerate(full):
         with open_tables(folder / str(number)) as tables:

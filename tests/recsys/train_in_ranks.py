@@ -1,5 +1,5 @@
-"""Trains a sharded collection on the ranks of a gloo group, and prints from rank 0 the hash of its tables, and how many
-bytes it sent to others while the training waited and while it went on.
+"""Trains a sharded collection on the ranks of a gloo group, and prints from rank 0 the hash of its tables, how many
+bytes it sent to others while the training waited and while it went on, and the values of the checkpoint that it opened.
 
 ``python train_in_ranks.py FOLDER RANKS RANK RULE WINDOW FIRST LAST [KIND]``; the batches of the whole from FIRST to
 before LAST are divided among the ranks, which go on from a checkpoint unless FIRST is 0. A window below 0 is "auto",
@@ -8,6 +8,7 @@ features and more on a table, "twice" looks up twice in a step.
 """
 
 import hashlib
+import json
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -46,9 +47,10 @@ def main(
     mine = [(batch.chunk(ranks)[rank], beside.clone()) for batch in whole[first:last]]
     scale = torch.linspace(-1, 1, 24).exp().chunk(ranks)[rank][:, None]
     with ShardedEmbeddingBagCollection(
-        configs, optimizer=RULES[rule], dram="64MiB", path=folder / f"tables-{ranks}", policy=Belady(60), average=False,
+        configs, optimizer=RULES[rule], dram="64MiB", path=folder / "tables", policy=Belady(60), average=False,
         resume=first > 0, group=dist.new_group() if window else None,
     ) as tables:  # fmt: skip
+        begun = json.dumps(tables.extra, separators=(",", ":"))
         batches: Any = mine
         if window:
             batches = lookahead(mine, tables, ids=lambda batch: batch[0], window=window if window > 0 else "auto")
@@ -60,14 +62,15 @@ def main(
             if kind == "twice":
                 loss = loss + (tables(batch).values().cos() * scale).sum()
             loss.backward()
-        tables.checkpoint()
+        tables.checkpoint({"at": last, "rank": rank})
         found = hashlib.sha256()
         for table, config in enumerate(configs):
             rows = np.arange(config.num_embeddings)
             found.update(tables.weights(rows, table).numpy().tobytes())
+            found.update(tables.optimizer_state(rows, table).numpy().tobytes())
         if rank == 0:
             counts = tables.stats()
-            print(found.hexdigest(), counts["critical_bytes"], counts["deferred_bytes"], flush=True)
+            print(found.hexdigest(), counts["critical_bytes"], counts["deferred_bytes"], begun, flush=True)
         dist.barrier()
     dist.destroy_process_group()
 

@@ -1,11 +1,14 @@
-"""Trains a sharded collection on the ranks of a gloo group, one of which may kill itself amid a checkpoint.
+"""Trains a sharded collection on the ranks of a gloo group, one of which may kill itself.
 
-``python train_until_a_rank_dies.py FOLDER RANKS RANK HOW RUN VICTIM WHEN``: goes on from the checkpoint in FOLDER where
-there is one, and takes one every 4 of 16 steps, HOW "waits" or "beside". In its third checkpoint VICTIM ends WHEN
-"before" it commits or "after". At the end rank 0 prints the hash of the tables; every rank prints where it began.
+``python train_until_a_rank_dies.py FOLDER RANKS RANK HOW RUN VICTIM WHEN NUMBER [DISKS]``: goes on from the
+checkpoint in FOLDER where there is one, of any number of ranks, and takes one every 4 of 16 steps, HOW "waits" or
+"beside". VICTIM ends WHEN "before" the commit of this NUMBER in its run, "after" it or amid the "step" of this
+number. A move of rows to their owners is a commit as well. DISKS has a letter for each rank: the disk with its
+shards. At the end rank 0 prints the hash of the tables; every rank prints where it began.
 """
 
 import hashlib
+import itertools
 import os
 import signal
 import sys
@@ -22,18 +25,18 @@ from memhier.log.row_log import RowLog
 from memhier.policies import Belady
 from memhier.recsys import Adam, EmbeddingBagConfig, ShardedEmbeddingBagCollection
 
-STEPS, EVERY, FATAL = 16, 4, 3
+STEPS, EVERY = 16, 4
 CONFIGS = [
     EmbeddingBagConfig(name="a", num_embeddings=300, embedding_dim=4),
     EmbeddingBagConfig(name="b", num_embeddings=41, embedding_dim=4, pooling="mean"),
 ]
 
 
-def make_fatal(tables: Any, when: str) -> None:
-    commit = RowLog.commit
+def make_fatal(when: str, number: int) -> None:
+    commit, counted = RowLog.commit, itertools.count(1)
 
     def fatal(log: RowLog, values: Any) -> int:
-        if tables.tables.record.checkpoint != FATAL:
+        if next(counted) != number:
             return commit(log, values)
         if when == "after":
             commit(log, values)
@@ -43,16 +46,20 @@ def make_fatal(tables: Any, when: str) -> None:
     RowLog.commit = fatal  # type: ignore[method-assign, assignment]
 
 
-def main(folder: Path, ranks: int, rank: int, how: str, run: str, victim: int, when: str) -> None:
+def main(
+    folder: Path, ranks: int, rank: int, how: str, run: str, victim: int, when: str, number: int, disks: str = ""
+) -> None:
     torch.set_num_threads(1)
     meet, patience = f"file://{folder}/meet-{run}", timedelta(minutes=10)
     dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=ranks, timeout=patience)
     rng = np.random.default_rng(0)
     whole = [torch.from_numpy((np.array([300, 41]) * rng.random((12, 2)) ** 2).astype(np.int64)) for _ in range(STEPS)]
     open_tables = partial(
-        ShardedEmbeddingBagCollection, CONFIGS, optimizer=Adam(lr=0.01), dram="64MiB", path=folder / "tables",
-        policy=Belady(60),
+        ShardedEmbeddingBagCollection, CONFIGS, optimizer=Adam(lr=0.01), dram="64MiB", policy=Belady(60),
+        path=folder / "tables" / disks[rank : rank + 1], average=False,
     )  # fmt: skip
+    if rank == victim and when != "step":
+        make_fatal(when, number)
     try:
         opened = open_tables(resume=True)
     except FileNotFoundError:
@@ -60,10 +67,11 @@ def main(folder: Path, ranks: int, rank: int, how: str, run: str, victim: int, w
     with opened as tables:
         first = tables.extra.get("step", 0)
         print("from", first, tables.steps, flush=True)
-        if rank == victim:
-            make_fatal(tables, when)
         for step in range(first, STEPS):
-            tables(whole[step].chunk(ranks)[rank]).values().sin().sum().backward()
+            loss = tables(whole[step].tensor_split(ranks)[rank]).values().sin().sum()
+            if rank == victim and (when, number) == ("step", step):
+                os.kill(os.getpid(), signal.SIGKILL)
+            loss.backward()
             if step % EVERY == EVERY - 1:
                 save = tables.checkpoint if how == "waits" else tables.start_checkpoint
                 save({"step": step + 1})
@@ -77,4 +85,15 @@ def main(folder: Path, ranks: int, rank: int, how: str, run: str, victim: int, w
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), *map(int, sys.argv[2:4]), *sys.argv[4:6], int(sys.argv[6]), sys.argv[7])  # type: ignore[arg-type]
+    given = sys.argv[1:]
+    main(
+        Path(given[0]),
+        int(given[1]),
+        int(given[2]),
+        given[3],
+        given[4],
+        int(given[5]),
+        given[6],
+        int(given[7]),
+        *given[8:],
+    )

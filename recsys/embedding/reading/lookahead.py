@@ -7,7 +7,6 @@ while its next use lies within a fixed number of batches; here Belady's rule at 
 import base64
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from itertools import islice
 from typing import Any, Literal
 
 import numpy as np
@@ -17,6 +16,8 @@ from torch import nn
 from memhier.arguments import check_int
 from memhier.recsys.embedding.module import TableModule
 from memhier.recsys.embedding.reading.ahead import Epoch, Limits, ReadAhead
+from memhier.recsys.embedding.reading.epoch_start import RandomStates, start_epoch
+from memhier.recsys.embedding.reading.shared_loader import SharedLoader
 from memhier.shield import uninterrupted
 
 __all__ = ["Lookahead", "lookahead"]
@@ -25,7 +26,7 @@ _WINDOW_MAX = 2**20
 
 
 def lookahead(
-    loader: Iterable[Any],
+    loader: Iterable[Any] | SharedLoader,
     model: nn.Module,
     ids: Callable[[Any], Any],
     *,
@@ -41,7 +42,7 @@ def lookahead(
     Parameters
     ----------
     loader
-        Any iterable of batches; a DataLoader with workers and any sampler.
+        Any iterable of batches; a DataLoader with workers and any sampler; or a :class:`SharedLoader`.
     model
         The module of tables, or a model with exactly one such module.
     ids
@@ -109,7 +110,7 @@ class Lookahead:
 
     def __init__(
         self,
-        loader: Iterable[Any],
+        loader: Iterable[Any] | SharedLoader,
         module: TableModule,
         ids: Callable[[Any], Any],
         window: int | Literal["auto"] | None,
@@ -124,7 +125,7 @@ class Lookahead:
         self._window = window
         self._prefetch = prefetch
         self._epoch: ReadAhead | None = None
-        self._random: tuple[torch.Tensor, torch.Tensor | None] | None = None
+        self._random: RandomStates | None = None
         self._skip = 0
 
     def __len__(self) -> int:
@@ -132,23 +133,12 @@ class Lookahead:
 
     def __iter__(self) -> Iterator[Any]:
         self.close()
-        generator = _generator(self._loader)
+        self._module.begin_epoch(_nothing)  # of another loop, which ranks have to leave before they read
         skipped, self._skip = self._skip, 0
         resumed, self._random = self._random if skipped else None, None
-        kept = torch.get_rng_state()
-        if resumed is not None:
-            torch.set_rng_state(resumed[0])
-            if generator is not None and resumed[1] is not None:
-                generator.set_state(resumed[1])
-        self._random = (torch.get_rng_state(), None if generator is None else generator.get_state())
-        try:
-            batches = iter(self._loader)
-            # A sampler may draw its seed with the first batch: here, before the training draws anything.
-            first = [*islice(batches, skipped, skipped + 1)]
-        finally:
-            if resumed is not None:
-                torch.set_rng_state(kept)
-        begin = partial(ReadAhead, _chain(first, batches), self._module, self._ids, self._limits(), skipped)
+        start = self._loader.start if isinstance(self._loader, SharedLoader) else partial(start_epoch, self._loader)
+        batches, self._random = start(skipped, resumed)
+        begin = partial(ReadAhead, batches, self._module, self._ids, self._limits(), skipped)
         self._epoch = uninterrupted(begin, ReadAhead.close)
         return Epoch.of(self._epoch)
 
@@ -200,18 +190,8 @@ class Lookahead:
         return Limits(_WINDOW_MAX if self._window is None else self._window, None, self._prefetch, grows=False)
 
 
-def _chain(first: list[Any], rest: Iterator[Any]) -> Iterator[Any]:
-    yield from first
-    yield from rest
-
-
-def _generator(loader: Any) -> torch.Generator | None:
-    batches = getattr(loader, "batch_sampler", None)
-    for holder in (getattr(loader, "sampler", None), getattr(batches, "sampler", None), batches, loader):
-        generator = getattr(holder, "generator", None)
-        if isinstance(generator, torch.Generator):
-            return generator
-    return None
+def _nothing() -> None:
+    """End no epoch."""
 
 
 def _bytes(text: str) -> torch.Tensor:

@@ -79,6 +79,12 @@ class Collectives:
         dist.all_gather(found, torch.tensor(numbers, dtype=torch.int64, device=self._device), group=self._group)
         return [one.tolist() for one in found]
 
+    def texts(self, text: bytes) -> list[bytes]:
+        """Return the text of every rank."""
+        lengths = [length for (length,) in self.all([len(text)])]
+        padded = [*text.ljust(max(lengths))]
+        return [bytes(each[:length]) for each, length in zip(self.all(padded), lengths, strict=True)]
+
     def total(self, values: Tensor) -> Tensor:
         """Return the sum over ranks."""
         there = values.to(self._device, copy=True)

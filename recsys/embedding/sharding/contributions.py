@@ -12,7 +12,7 @@ from memhier.recsys.embedding.optimizers import SparseOptimizer, adds_in_turn
 from memhier.recsys.embedding.sharding.collectives import Arriving
 from memhier.recsys.embedding.sharding.exchange import Exchange, Flags
 from memhier.recsys.embedding.tables import Ints, StepRows
-from memhier.recsys.embedding.torch_internals import sparse_rows
+from memhier.recsys.embedding.torch_internals import row_sums, sparse_rows
 
 __all__ = ["Contributions", "Late", "in_order"]
 
@@ -88,6 +88,4 @@ def in_order(places: Tensor, values: Tensor, count: int, optimizer: SparseOptimi
     shape = (count, values.shape[1])
     if adds_in_turn(optimizer):
         return sparse_rows(places, values, shape)  # torch applies them one after the other
-    distinct, inverse = torch.unique(places, return_inverse=True)
-    sums = torch.zeros(len(distinct), values.shape[1]).index_add_(0, inverse, values)
-    return sparse_rows(distinct, sums, shape, is_coalesced=True)
+    return row_sums(places, values, shape)

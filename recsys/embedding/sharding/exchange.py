@@ -14,7 +14,10 @@ from torch import Tensor
 from memhier.recsys.embedding.sharding.collectives import Collectives
 from memhier.recsys.embedding.tables import Ints, StepRows, distinct_rows
 
-__all__ = ["Exchange", "Packing", "ask", "check_all_hold", "refused_together", "say_what_can_wait"]
+__all__ = [
+    "Exchange", "Packing", "StepPlan", "ask", "check_all_hold", "plan_step", "refused_together", "say_what_can_wait",
+    "tell_counts",
+]  # fmt: skip
 
 Flags = NDArray[np.bool_]
 
@@ -91,6 +94,57 @@ class Exchange:
     following: "ReferenceType[Exchange] | None" = field(default=None)
 
 
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """The exchange of a step that a reader has planned for one rank.
+
+    Attributes
+    ----------
+    later, asked_later
+        As of the exchange of the step before; None where there is none.
+    """
+
+    exchange: Exchange
+    later: Flags | None
+    asked_later: Flags | None
+
+
+def _wanted(ids: list[Ints], bases: Ints, ranks: int) -> tuple[StepRows, Ints, Ints]:
+    """Return the distinct rows of a batch, the places of their keys by owner, and the number that each owner has."""
+    rows = distinct_rows(ids, bases, in_order=False)
+    owners = rows.keys % ranks
+    return rows, np.argsort(owners, kind="stable"), np.bincount(owners, minlength=ranks)
+
+
+def plan_step(ids: list[list[Ints]], bases: Ints, before: list[StepPlan] | None) -> list[StepPlan]:
+    """Return the plan of a step for each rank, of the ids of each rank's batch: the same as ranks find out by `ask`.
+
+    `before` are the plans of the step before it.
+    """
+    wanted = [_wanted(mine, bases, len(ids)) for mine in ids]
+    asked = _for_owners([rows.keys[order] for rows, order, _ in wanted], [sent for *_, sent in wanted])
+    received = np.array([sent for *_, sent in wanted]).T.tolist()
+    exchanges = [
+        Exchange(mine, rows, order, sent.tolist(), received[rank], asked[rank] // len(ids))
+        for rank, (mine, (rows, order, sent)) in enumerate(zip(ids, wanted, strict=True))
+    ]
+    if before is None:
+        return [StepPlan(exchange, None, None) for exchange in exchanges]
+    needed = np.unique(np.concatenate([rows.keys for rows, *_ in wanted]))
+    last = [plan.exchange for plan in before]
+    later = [~np.isin(each.rows.keys, needed) for each in last]
+    of_asked = _for_owners(
+        [flags[each.order] for flags, each in zip(later, last, strict=True)], [np.array(each.sent) for each in last]
+    )
+    return [StepPlan(*each) for each in zip(exchanges, later, of_asked, strict=True)]
+
+
+def _for_owners(values: list[NDArray[Any]], sent: list[Ints]) -> list[NDArray[Any]]:
+    """Return for each owner the values that all ranks send it, of the values of each rank by owner."""
+    parts = [np.split(some, np.cumsum(counts)[:-1]) for some, counts in zip(values, sent, strict=True)]
+    return [np.concatenate(mine) for mine in zip(*parts, strict=True)]
+
+
 def ask(ids: list[Ints], bases: Ints, ranks: Collectives) -> Exchange:
     """Tell the owners of rows which of them this rank's batch needs.
 
@@ -99,16 +153,13 @@ def ask(ids: list[Ints], bases: Ints, ranks: Collectives) -> Exchange:
     RuntimeError
         When other ranks have no batch.
     """
-    rows = distinct_rows(ids, bases, in_order=False)
-    owners = rows.keys % ranks.ranks
-    order = np.argsort(owners, kind="stable")
-    sent = np.bincount(owners, minlength=ranks.ranks)
-    received: list[int] = ranks.of_each(torch.from_numpy(sent[:, None]))[:, 0].tolist()
-    if without := _refusing(received):
-        raise RuntimeError(
-            f"ranks {without} have no batch for this step, as they say themselves: their loader ended before others', "
-            "or failed, or gave a batch that the tables refuse; no rank takes the step"
-        )
+    rows, order, sent = _wanted(ids, bases, ranks.ranks)
+    received = tell_counts(
+        ranks,
+        sent,
+        "have no batch for this step, as they say themselves: their loader ended before others', or failed, or gave a "
+        "batch that the tables refuse; no rank takes the step",
+    )
     asked: Any = ranks.exchange(torch.from_numpy(rows.keys[order]), sent.tolist(), received).numpy()
     return Exchange(ids, rows, order, sent.tolist(), received, asked // ranks.ranks)
 
@@ -121,20 +172,30 @@ def check_all_hold(ranks: Collectives) -> None:
     RuntimeError
         When other ranks cannot.
     """
-    if without := _refusing(ranks.of_each(torch.zeros((ranks.ranks, 1), dtype=torch.int64))[:, 0].tolist()):
-        raise RuntimeError(
-            f"ranks {without} cannot hold the rows that all ask of them for this step, and say why themselves; no rank "
-            "takes the step"
-        )
+    tell_counts(
+        ranks,
+        np.zeros(ranks.ranks, np.int64),
+        "cannot hold the rows that all ask of them for this step, and say why themselves; no rank takes the step",
+    )
 
 
-def _refusing(said: list[int]) -> list[int]:
-    return [rank for rank, number in enumerate(said) if number == _NO_BATCH]
+def tell_counts(ranks: Collectives, counts: Ints, refusal: str) -> list[int]:
+    """Tell each rank a number; return those that ranks tell this one.
+
+    Raises
+    ------
+    RuntimeError
+        When ranks fail inside `refused_together` instead; `refusal` says the rest of the message.
+    """
+    told: list[int] = ranks.of_each(torch.from_numpy(counts[:, None]))[:, 0].tolist()
+    if failed := [rank for rank, number in enumerate(told) if number == _NO_BATCH]:
+        raise RuntimeError(f"ranks {failed} {refusal}")
+    return told
 
 
 @contextmanager
 def refused_together(ranks: Collectives) -> Iterator[None]:
-    """Tell ranks that wait for this one in `ask` or `check_all_hold` of a failure inside the block."""
+    """Tell ranks that wait for this one in `tell_counts` of a failure inside the block."""
     try:
         yield
     except Exception:

@@ -15,6 +15,8 @@ __all__ = ["Shard"]
 class Shard(Tables):
     """Part of every table; here a row has the number key // ranks."""
 
+    adds_by_row = True  # other rows lie on other ranks
+
     def __init__(self, whole: Sequence[TableSpec], rank: int, ranks: int, options: TableOptions) -> None:
         self._rank, self._ranks = rank, ranks
         bases = np.cumsum([0, *(spec.rows for spec in whole)])

@@ -6,6 +6,7 @@ runs, and are added before the one after it begins.
 
 from contextlib import AbstractContextManager
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from memhier.recsys.embedding.sharding.contributions import Contributions, Late,
 from memhier.recsys.embedding.sharding.exchange import (
     Exchange,
     Packing,
+    StepPlan,
     ask,
     check_all_hold,
     refused_together,
@@ -73,16 +75,29 @@ class ShardLookUps(LookUps):
     # Rows.
 
     def ids_of(self, *arguments: Any) -> Exchange:
-        """Exchange the ids of a batch to come, and the rows that can wait in the step before it."""
-        with self.reading():
-            ids = super().ids_of(*arguments)
-        exchange, previous = self._ask(ids, self.ahead), self._previous
+        """Exchange the ids of a batch to come, and the rows that can wait in the step before it.
+
+        The one argument may be the plan of a reader, which has done so.
+        """
+        plan = arguments[0] if isinstance(arguments[0], StepPlan) else None
+        if plan is None:
+            with self.reading():
+                ids = super().ids_of(*arguments)
+            exchange = self._ask(ids, self.ahead)
+        else:
+            exchange = plan.exchange
+        previous = self._previous if self.now.ranks > 1 and self.update == "backward" else None
         with refused_together(self.ahead):
             if len(exchange.asked) > min(self.shard.capacity, self.shard.call_rows):
                 self.shard.check_fits(self.distinct(exchange))
+            if previous is not None and plan is not None and plan.asked_later is not None:
+                # Known here before any rank holds gradients back for it.
+                previous.asked_later, previous.following = plan.asked_later, ref(exchange)
         check_all_hold(self.ahead)
-        if previous is not None and self.now.ranks > 1 and self.update == "backward":
+        if previous is not None and plan is None:
             say_what_can_wait(previous, exchange, self.ahead)
+        elif previous is not None and plan is not None:
+            previous.later = plan.later
         self._previous = exchange
         return exchange
 

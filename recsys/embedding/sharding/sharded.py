@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,9 @@ from memhier.recsys.embedding.look_ups import LookUp
 from memhier.recsys.embedding.module import TableModule
 from memhier.recsys.embedding.optimizers import SparseOptimizer
 from memhier.recsys.embedding.pooling import EVALUATED, Bags, check_first_pass, pool_weights
-from memhier.recsys.embedding.sharding.agreement import agree, last_checkpoints
 from memhier.recsys.embedding.sharding.collectives import Collectives
 from memhier.recsys.embedding.sharding.exchange import Exchange, refused_together
+from memhier.recsys.embedding.sharding.moving import settled
 from memhier.recsys.embedding.sharding.shard import Shard
 from memhier.recsys.embedding.sharding.shard_look_ups import ShardLookUps
 from memhier.recsys.embedding.tables import Ints, StepRows, TableOptions, Update
@@ -51,21 +51,28 @@ class ShardedEmbeddingBagCollection(TableModule):
     tables
         :class:`EmbeddingBagConfig`, the same on every rank.
     path
-        A folder; each rank keeps its rows in ``shard-<rank>`` of it.
+        A folder, on one disk for all ranks or on one for each. Each rank keeps its rows in
+        ``shard-<rank>-of-<ranks>-since-<checkpoint>`` of it.
+    resume
+        Go on from the last checkpoint. If another number of ranks made it, or ranks start beside other disks, rows
+        move to their owners first, through the group; a rank holds two shards of `dram` bytes meanwhile. Each shard has
+        to be on the disk of some rank. If ranks gave that checkpoint different values, :attr:`extra` is
+        ``{"shards": [...]}`` of all on every rank.
     average
         Divide gradients by the number of ranks, as DDP does in the dense part.
     group
         The ranks that share the tables; by default all.
-    update
-        As in :class:`EmbeddingBag`. If a step adds up several backward passes, the last bits of sums depend on the
-        number of ranks.
-    optimizer, dram, seed, resume, policy, codec, touched, step_rows
+    optimizer, dram, seed, update, policy, codec, touched, step_rows
         As in :class:`EmbeddingBag`, for each rank.
 
     Raises
     ------
     FormatError
-        When the shards were made for another number of ranks, see :func:`reshard`, or by different trainings.
+        When the shards belong to other tables, or to different trainings.
+    FileExistsError
+        When there is a checkpoint and `resume` is False.
+    FileNotFoundError
+        When there is none and `resume` is True; when a shard of the newest is on no rank's disk.
 
     Examples
     --------
@@ -98,15 +105,14 @@ class ShardedEmbeddingBagCollection(TableModule):
         **options: Any,
     ) -> None:
         parser, now = FeatureParser(tables), Collectives(group)
-        folder = Path(path) / f"shard-{now.rank}"
-        table_options = TableOptions(optimizer=optimizer, dram=dram, path=folder, update=update, **options)
+        table_options = TableOptions(optimizer=optimizer, dram=dram, path=path, update=update, **options)
         groups = now, now.like(), now.like()
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        agree(folder, [(last, before) for last, before in now.all(last_checkpoints(folder))])
+        Path(path).mkdir(parents=True, exist_ok=True)
+        folder = settled(Path(path), parser.specs, table_options, now)
         self._saving: Future[int] | None = None
         self._parser = parser
         self._bases = np.cumsum([0, *(spec.rows for spec in parser.specs)])
-        shard = Shard(parser.specs, now.rank, now.ranks, table_options)
+        shard = Shard(parser.specs, now.rank, now.ranks, replace(table_options, path=folder))
         super().__init__(ShardLookUps(shard, parser, groups, average))
 
     @not_compiled
@@ -196,9 +202,9 @@ class ShardedEmbeddingBagCollection(TableModule):
         return done.result()
 
     def push(self, url: str, *, keep: int | None = None, verify: bool = False) -> Transfer:
-        """Back up this rank's part of the last checkpoint, to ``url/shard-<rank>``; call it on every rank.
+        """Back up this rank's part of the last checkpoint, to a folder of `url` with the shard's name.
 
-        To restore, :meth:`pull` each ``url/shard-<rank>`` into ``path/shard-<rank>``.
+        Call it on every rank. To restore, :meth:`pull` each folder into the one of its name in `path`, on any rank.
         """
         place = f"{url.rstrip('/')}/{os.path.basename(self.tables.path)}"
         return super().push(place, keep=keep, verify=verify)
@@ -257,7 +263,7 @@ class ShardedEmbeddingBagCollection(TableModule):
         return super().stats() | {name: ranks.sent_bytes for name, ranks in sent.items()}
 
     def _weight_names(self) -> list[str]:
-        return [f"shard-{self.look_ups.now.rank}.weight"]
+        return ["shards.weight"]  # of any rank, for any other
 
 
 @dataclass(slots=True)

@@ -170,7 +170,7 @@ class ShardedBuffer(Closing):
             raise FormatError(f"{path}: has the shards of {others[0]} ranks, and {messages.ranks} ranks opened it; "
                               f"start {others[0]}")  # fmt: skip
         commits = messages.every(partial(last_commits, folder, KIND, _STORED, _checkpoint_of))
-        messages.every(partial(agree, folder, KIND, messages.rank, commits))
+        messages.every(partial(agree, folder, KIND, commits[messages.rank], commits))
         self = cls.__new__(cls)
         opened = _Made()
         with opened:
