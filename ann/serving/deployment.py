@@ -10,20 +10,25 @@ from memhier.ann.serving.service import Index, SearchService
 from memhier.ann.zoom import ZoomIndex
 from memhier.arguments import is_url
 
-__all__ = ["application", "open_index"]
+__all__ = ["application", "is_sharded", "open_index"]
 
 _SPARE = 64  # requests beyond the limit, that the service itself refuses
 
 
 def open_index(path: str | PathLike[str]) -> Index:
     """Open an index for searching: a sharded one where a folder of this node holds shards, otherwise a single one."""
+    if not is_sharded(path):
+        return ZoomIndex.open(path)
     from memhier.ann.cluster import ShardedIndex
+
+    return ShardedIndex.open(path)
+
+
+def is_sharded(path: str | PathLike[str]) -> bool:
+    """Return whether a folder of this node holds shards."""
     from memhier.ann.cluster.nodes import shard_folder
 
-    place = str(path)
-    if not is_url(place) and any(shard_folder(place, 0, 0).parent.glob("shard-*-*")):
-        return ShardedIndex.open(place)
-    return ZoomIndex.open(path)
+    return not is_url(str(path)) and any(shard_folder(str(path), 0, 0).parent.glob("shard-*-*"))
 
 
 class IndexDeployment:

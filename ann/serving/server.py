@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from os import PathLike
 from typing import Any
 
-from memhier.ann.serving.deployment import application, open_index
+from memhier.ann.serving.deployment import application, is_sharded, open_index
 from memhier.ann.serving.options import ServingOptions
 from memhier.ann.serving.serve_extra import ray, serve
 from memhier.arguments import check_int
@@ -48,6 +48,8 @@ class IndexServer(Closing):
         When the port is in use, or `host` is no address of this machine.
     RuntimeError
         When a Ray runs in this process already.
+    TimeoutError
+        When Ray does not start within its half minute.
     FileNotFoundError, FormatError, CorruptionError
         When there is no index at `path`, or it is damaged.
 
@@ -74,13 +76,12 @@ class IndexServer(Closing):
             raise RuntimeError("a Ray runs in this process: run memhier.ann.serving.application there")
         _check_free(host, check_int("port", port, 1, 65535))
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-        with _direct_ingress(port):
-            ray.init(
-                address="local", include_dashboard=False, log_to_driver=False, logging_level="ERROR",
-                object_store_memory=_STORE_BYTES,
-            )  # fmt: skip
-        try:
+        if not (sharded := is_sharded(path)):
             open_index(path).close()  # refused in words here, and in Ray's log by the replica
+        _start_ray(port)
+        try:
+            if sharded:
+                open_index(path).close()
             # The port of the proxy, which has nothing to do, is any.
             serve.start(http_options={"host": host, "port": 0}, logging_config=_QUIET)
             self._handle: Any = serve.run(application(path, options), name=_NAME, logging_config=_QUIET)
@@ -109,6 +110,18 @@ def _check_free(host: str, port: int) -> None:
     except OSError as error:
         words = error.strerror or str(error)
         raise OSError(error.errno or errno.EADDRNOTAVAIL, f"{words}: expected a free port", f"{host}:{port}") from error
+
+
+def _start_ray(port: int) -> None:
+    """Start Ray on this machine, whose processes serve at a port."""
+    with _direct_ingress(port):
+        try:
+            ray.init(
+                address="local", include_dashboard=False, log_to_driver=False, logging_level="ERROR",
+                object_store_memory=_STORE_BYTES,
+            )  # fmt: skip
+        except Exception as error:  # Ray raises no kind of its own
+            raise TimeoutError(f"Ray does not start; on a busy machine try again: {error}") from error
 
 
 @contextmanager

@@ -42,7 +42,7 @@ def serve(path: str, host: str, port: int, token: str | None, max_body: str, **l
     """
     from memhier.ann.serving import IndexServer, ServingOptions
 
-    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)
     options = ServingOptions(max_body=parse_bytes(max_body, "--max-body"), token=token, **limits)
     ended = threading.Event()
     with working("Starting Ray and opening the index ..."):

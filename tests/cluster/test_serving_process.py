@@ -60,7 +60,7 @@ def served(path, *options, token=None, end=signal.SIGTERM):
         if process.poll() is None:
             process.send_signal(end)
         out, errors = process.communicate(timeout=120)
-        assert (process.returncode, errors) == (0, ""), out
+        assert (process.returncode, "Traceback" in errors) == (0, False), out + errors
         _, left = psutil.wait_procs(started, timeout=60)
         assert left == []
     finally:
