@@ -29,7 +29,10 @@ def loader() -> list[Tensor]:
 
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    # torch 2.13 leaves the addresses of ranks that ended in torchrun's store, where gloo would look for them.
+    there = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+    store = dist.PrefixStore(os.environ["TORCHELASTIC_RESTART_COUNT"], there)
+    dist.init_process_group("gloo", store=store, rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]))
     rank, ranks = dist.get_rank(), dist.get_world_size()
     net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
     resume = any((folder / "tables").glob("*"))
