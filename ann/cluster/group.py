@@ -3,7 +3,7 @@
 import itertools
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,9 +12,9 @@ from memhier.ann.cluster.nodes import actor_on
 from memhier.ann.cluster.ray_extra import RayActorError, RayTaskError, ray
 from memhier.ann.cluster.shard import NotOpenError, Shard
 from memhier.ann.cluster.shard_copy import ShardCopy
-from memhier.errors import LockedError
+from memhier.errors import LockedError, MemhierError, ShardLostError
 
-__all__ = ["MISSING", "Call", "ShardGroup"]
+__all__ = ["MISSING", "Call", "ShardGroup", "errors_of"]
 
 _PAUSE_SECONDS = 0.05
 _PIECE_BYTES = 8 << 20
@@ -78,6 +78,7 @@ class ShardGroup:
         self._path, self._writable, self._patience = path, writable, patience
         self._turns = itertools.count()
         self._lock = threading.Lock()
+        self._closed = False
         self._places = [list(of_shard) for of_shard in places]
         self._actors: list[list[Any]] = [[None] * len(of_shard) for of_shard in places]
         self.stale: set[tuple[int, int]] = set()
@@ -91,7 +92,10 @@ class ShardGroup:
                     self._actors[shard][replica] = actor = self._start(shard, replica, node)
                     started.append((shard, replica, actor.open.remote(epoch, writable)))
             for shard, replica, answer in started:
-                self._take_in(shard, replica, _result(answer))
+                try:
+                    self._take_in(shard, replica, _result(answer))
+                except (RayActorError, MemhierError, OSError):
+                    self._open(shard, replica)
         except BaseException:
             self.close()
             raise
@@ -106,8 +110,10 @@ class ShardGroup:
         every = range(len(self._actors[shard]))
         return [replica for replica in every if (shard, replica) not in self.stale]
 
-    def ask(self, calls: Sequence[Call]) -> list[Any]:
+    def ask(self, calls: Sequence[Call], *, patient: bool = False) -> list[Any]:
         """Return the results of calls that change nothing, each from one replica; MISSING where none answers.
+
+        A replica that is slow is left for another one, unless the calls are `patient`.
 
         Raises
         ------
@@ -121,7 +127,7 @@ class ShardGroup:
             if replicas := self.replicas(call.shard) or self._returned(call.shard):
                 self._send(waiting, _Asked(number, call, replicas[turn % len(replicas)], time.monotonic()))
         while waiting:
-            ready, _ = ray.wait(list(waiting), timeout=self._patience)
+            ready, _ = ray.wait(list(waiting), timeout=None if patient else self._patience)
             for answer in ready:
                 asked = waiting.pop(answer)
                 try:
@@ -160,6 +166,28 @@ class ShardGroup:
             results.append(found)
         return results
 
+    def insist(self, call: Call) -> list[Any]:
+        """Return the answers of all replicas of a shard, stale ones as well; wait while one comes back.
+
+        Raises
+        ------
+        ShardLostError
+            When one does not answer while patience lasts.
+        """
+        began, found = time.monotonic(), []
+        for replica, actor in enumerate(self._actors[call.shard]):
+            while True:
+                try:
+                    if actor is None:
+                        raise ShardLostError(f"replica {replica} of shard {call.shard} is lost")
+                    found.append(_result(getattr(actor, call.method).remote(*call.arguments)))
+                    break
+                except RayActorError:
+                    if time.monotonic() - began > self._patience:
+                        raise ShardLostError(f"replica {replica} of shard {call.shard} does not answer") from None
+                    time.sleep(_PAUSE_SECONDS)
+        return found
+
     def reopen(self) -> None:
         """Bring every replica back to the last commit."""
         self.changed = False
@@ -168,10 +196,10 @@ class ShardGroup:
                 if actor is not None:
                     self._open(shard, replica, anew=True)
 
-    def heal(self, about: ClusterMap, nodes: Sequence[str]) -> None:
+    def heal(self, about: ClusterMap, nodes: Sequence[str], restore: Callable[[ClusterMap, str], None] | None) -> None:
         """Bring stale replicas to the last commit: opened again where they have it, or copied from a good one.
 
-        A replica whose node is gone gets another node.
+        A replica whose node is gone gets another node. Without a good replica, `restore` makes one on a node.
         """
         for shard, replica in sorted(self.stale):
             known = self._places[shard][replica]
@@ -185,6 +213,8 @@ class ShardGroup:
                 ray.kill(actor)
             if good := self.replicas(shard):
                 self._copy(about.of(shard, replica), self._actors[shard][good[0]], node)
+            elif restore is not None:
+                restore(about.of(shard, replica), node)
             self._actors[shard][replica] = self._start(shard, replica, node)
             self._open(shard, replica)
 
@@ -192,6 +222,7 @@ class ShardGroup:
         """Copy a good replica to a node."""
         target = actor_on(node, ShardCopy, self._path, about.shard, about.replica)
         try:
+            ray.get(target.begin.remote())
             for name, size in ray.get(source.lay_out.remote()):
                 for offset in range(0, max(size, 1), _PIECE_BYTES):
                     ray.get(target.write.remote(name, source.read.remote(name, offset, _PIECE_BYTES)))
@@ -210,7 +241,14 @@ class ShardGroup:
             for actor in actors:
                 if actor is not None:
                     ray.kill(actor)
-        self._actors = [[None] * len(actors) for actors in self._actors]
+        self._closed = True
+        self.stale.update(
+            (shard, replica) for shard, of_shard in enumerate(self._places) for replica in range(len(of_shard))
+        )
+
+    def beside(self, path: str, places: Sequence[Sequence[str]], epoch: int) -> "ShardGroup":
+        """Return a group of other shards, open as these are."""
+        return ShardGroup(path, places, epoch, self._writable, self._patience)
 
     def _start(self, shard: int, replica: int, node: str) -> Any:
         return actor_on(node, Shard, self._path, shard, replica, threads=_THREADS, max_restarts=-1)
@@ -226,7 +264,7 @@ class ShardGroup:
         """Open a replica, and wait while its actor starts or another process lets it go; it is stale if that fails."""
         actor, began = self._actors[shard][replica], time.monotonic()
         with self._lock:
-            while True:
+            while not self._closed:
                 try:
                     if anew:
                         _result(actor.close.remote())
@@ -238,6 +276,9 @@ class ShardGroup:
                         if isinstance(error, LockedError):
                             raise
                         return
+                except (MemhierError, OSError):  # the folder is lost, or damaged
+                    self.stale.add((shard, replica))
+                    return
                 time.sleep(_PAUSE_SECONDS)
 
     def _take_in(self, shard: int, replica: int, mark: int) -> None:
@@ -269,6 +310,11 @@ class ShardGroup:
             asked.tried.clear()
         asked.replica = (others or replicas)[0]
         self._send(waiting, asked)
+
+
+def errors_of(answers: list[list[Any]]) -> list[BaseException]:
+    """Return the exceptions among the answers of :meth:`ShardGroup.tell`."""
+    return [each for of_shard in answers for each in of_shard if isinstance(each, BaseException)]
 
 
 def _result(answer: Any) -> Any:
