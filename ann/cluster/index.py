@@ -64,11 +64,10 @@ class ShardedIndex(Closing):
     7
     """
 
-    def __init__(self, path: str, shards: OpenShards, writable: bool) -> None:
-        self._path, self._shards, self._writable = path, shards, writable
+    def __init__(self, path: str, shards: OpenShards, writer: ShardWriter, writable: bool) -> None:
+        self._path, self._shards, self._writer, self._writable = path, shards, writer, writable
         self._changing = RLock()
         self._closed = False
-        self._writer = ShardWriter(shards)
 
     @classmethod
     def build(
@@ -178,10 +177,11 @@ class ShardedIndex(Closing):
             try:
                 behind = [shard for shard in range(group.shards) if not group.replicas(shard)]
                 if not behind:
-                    index = cls(place, OpenShards(about, group), writable)
+                    shards = OpenShards(about, group)
+                    writer = ShardWriter(shards)
                     if writable:
-                        index._settle(nodes)
-                    return index
+                        _settle(place, shards, writer, nodes)
+                    return cls(place, shards, writer, writable)
             except BaseException:
                 group.close()
                 raise
@@ -399,7 +399,8 @@ class ShardedIndex(Closing):
         ShardLostError
             When changes were lost with a shard; :meth:`rollback` returns to the last commit.
         OSError
-            When a shard cannot write; nothing was committed, and the call may be repeated.
+            When a shard cannot write; nothing was committed. The call may be repeated; where it raises ClosedError, the
+            store of that shard is closed, and :meth:`rollback` opens it again at the last commit.
         """
         with self._changing:
             self._check_writable().commit()
@@ -471,15 +472,19 @@ class ShardedIndex(Closing):
             plan = Plan(self._path, spread(nodes, number, copies), about.name, about.turn + 1, about.layout,
                         about.epoch + 1)  # fmt: skip
             made = build_shards(ShardSource(old), plan, options)
+            group: ShardGroup | None = None
             try:
-                new = OpenShards(made, old.group.beside(made.place(self._path), plan.places, made.epoch))
+                group = old.group.beside(made.place(self._path), plan.places, made.epoch)
+                new = OpenShards(made, group)
                 writer = ShardWriter(new)
             except BaseException:
+                if group is not None:
+                    group.close()
                 remove_folders(made.place(self._path), plan.places)
                 raise
             self._writer.note(successor=made.layout)
             self._shards, self._writer = new, writer
-            self._settle(nodes)
+            _settle(self._path, new, writer, nodes)
             old.group.close()
 
     def rollback(self) -> None:
@@ -602,13 +607,6 @@ class ShardedIndex(Closing):
                 self._closed = True
                 self._shards.group.close()
 
-    def _settle(self, nodes: Sequence[str]) -> None:
-        """Complete a resharding that was cut short once it was decided, and remove the rest of one that was not."""
-        about = self._shards.about
-        if about.before:
-            self._writer.note(before="")
-        remove_other_layouts(self._path, about, nodes)
-
     def _answered(self, question: Callable[[OpenShards], T]) -> T:
         """Return the answer of the shards, asked once more where others took their place meanwhile."""
         while True:
@@ -653,6 +651,13 @@ class ShardedIndex(Closing):
         if not self._writable:
             raise OSError(30, "the index is open for searching; pass writable=True to ShardedIndex.open", self._path)
         return self._writer
+
+
+def _settle(path: str, shards: OpenShards, writer: ShardWriter, nodes: Sequence[str]) -> None:
+    """Complete a resharding that was cut short once it was decided, and remove the rest of one that was not."""
+    if shards.about.before:
+        writer.note(before="")
+    remove_other_layouts(path, shards.about, nodes)
 
 
 def _found(path: str, nodes: Sequence[str], backup: str | None) -> FoundShards:

@@ -105,16 +105,22 @@ class ShardWriter:
         if not all(prepared):
             self._withdraw()
             self._raise_torn("prepare", [shard for shard in every if not prepared[shard]])
-        self.note(epoch=epoch, next_id=self._next_id, commit=word)
+        self._torn = self._unsure = True  # until the second half is done, also where an interrupt or an error ends it
+        self._note(epoch=epoch, next_id=self._next_id, commit=word)
         group.epoch, group.changed, self.dirty = epoch, False, False
         for error in errors_of(group.tell([Call(shard, "publish") for shard in every])):
             raise error
+        self._torn = self._unsure = False
 
     def note(self, **facts: Any) -> None:
-        """Note facts of the whole at shard 0, in one step; what :class:`ClusterMap` says is true from then on."""
+        """Note facts of the whole at shard 0, in one step that makes them true."""
+        self._torn = self._unsure = True
+        self._note(**facts)
+        self._torn = self._unsure = False
+
+    def _note(self, **facts: Any) -> None:
         noted = self._shards.group.tell([Call(0, "note", (facts,))])
         if (errors := errors_of(noted)) or not noted[0]:
-            self._torn = self._unsure = True  # the note may be there or not
             raise ShardLostError(
                 "shard 0 was lost while it noted a commit: rollback() returns to the last commit that it noted"
             ) from (errors[0] if errors else None)

@@ -6,10 +6,10 @@ import signal
 import sys
 
 import ray
+from data import change
 
 from memhier.ann.cluster import ShardedIndex
 from memhier.ann.cluster.group import ShardGroup
-from tests.cluster.data import change
 
 
 def main(address: str, path: str, deed: str, step: int) -> None:

@@ -42,10 +42,9 @@ def die(path, deed, step):
     import ray
 
     address = ray.get_runtime_context().gcs_address
-    root = Path(__file__).parents[2]
     ended = subprocess.run(
-        [sys.executable, "-m", "tests.cluster.die_at_step", address, path, deed, str(step)],
-        cwd=root, capture_output=True, text=True, timeout=600, check=False,
+        [sys.executable, Path(__file__).with_name("die_at_step.py"), address, path, deed, str(step)],
+        capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
     assert ended.returncode == -signal.SIGKILL, ended.stderr
 
@@ -107,7 +106,7 @@ def test_a_shard_killed_at_a_step_leaves_the_commit_on_all_shards_or_on_none(
 
 @pytest.mark.parametrize("shard", [0, 1])
 def test_a_full_disk_of_one_shard_refuses_the_commit_everywhere(built, results, tmp_path, shard):
-    """The limit of the size of files of one process stands for the full disk; the call may be repeated."""
+    """The limit of the size of files of one process stands for the full disk; after a rollback all goes on."""
     path = tmp_path / "sharded"
     shutil.copytree(built, path)
     with ShardedIndex.open(path, writable=True) as index:
@@ -120,6 +119,9 @@ def test_a_full_disk_of_one_shard_refuses_the_commit_everywhere(built, results, 
             same(results[0], searched(reader))
         resource.prlimit(process, resource.RLIMIT_FSIZE, before)
         same(results[1], searched(index))
+        index.rollback()  # the store of that shard has closed itself
+        same(results[0], searched(index))
+        change(index, 0)
         index.commit()
         with ShardedIndex.open(path) as reader:
             same(results[1], searched(reader))

@@ -109,8 +109,8 @@ def test_the_dram_of_the_process_that_builds_does_not_grow_with_the_vectors(tmp_
         np.save(names[-1], random.normal(size=(2000 if not number else 150_000, 64)).astype(np.float32))
     nbytes = 2 * 150_000 * 64 * 4
     ended = subprocess.run(
-        [sys.executable, "-m", "tests.cluster.build_in_little_room", str(tmp_path / "index"), names[0],
-         *names[1:]], cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=800,
+        [sys.executable, Path(__file__).with_name("build_in_little_room.py"), str(tmp_path / "index"), names[0],
+         *names[1:]], capture_output=True, text=True, timeout=800,
         check=False,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr

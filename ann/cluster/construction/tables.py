@@ -1,5 +1,6 @@
 """TableSource: the vectors of a Ray Dataset. Tasks on all nodes read its blocks and send them to their shards."""
 
+import json
 import tempfile
 from collections.abc import Sequence
 from functools import partial
@@ -158,11 +159,11 @@ def _plain(column: Any) -> Any:
 
 
 def _packed(ids: npt.NDArray[Any]) -> bytes:
-    return "\0".join(ids.tolist()).encode() if ids.dtype == object else ids.tobytes()
+    return json.dumps(ids.tolist()).encode() if ids.dtype == object else ids.tobytes()
 
 
 def _unpacked(raw: bytes, kind: IdKind) -> npt.NDArray[Any]:
-    return np.array(raw.decode().split("\0"), object) if kind == "str" else np.frombuffer(raw, np.int64)
+    return np.array(json.loads(raw), object) if kind == "str" else np.frombuffer(raw, np.int64)
 
 
 def _told(call: Any) -> Any:
