@@ -211,12 +211,23 @@ class ShardGroup:
                 if (shard, replica) not in self.stale:
                     continue
                 ray.kill(actor)
-            if good := self.replicas(shard):
-                self._copy(about.of(shard, replica), self._actors[shard][good[0]], node)
-            elif restore is not None:
+            if not self._copied(about.of(shard, replica), node) and restore is not None:
                 restore(about.of(shard, replica), node)
             self._actors[shard][replica] = self._start(shard, replica, node)
             self._open(shard, replica)
+
+    def _copied(self, about: ClusterMap, node: str) -> bool:
+        """Copy a good replica to a node, from another one where it dies meanwhile; return whether there was one."""
+        began = time.monotonic()
+        while (good := self.replicas(about.shard)) and time.monotonic() - began <= 2 * self._patience:
+            try:
+                self._copy(about, self._actors[about.shard][good[0]], node)
+                return True
+            except (RayActorError, RayTaskError) as error:
+                if isinstance(error, RayTaskError) and not isinstance(error.cause, NotOpenError):
+                    raise
+                self._open(about.shard, good[0])
+        return False
 
     def _copy(self, about: ClusterMap, source: Any, node: str) -> None:
         """Copy a good replica to a node."""

@@ -18,7 +18,10 @@ from memhier.ann import ZoomIndex
 from memhier.ann.cluster import ShardedIndex
 from tests.cluster.data import clustered, same
 
-pytestmark = pytest.mark.usefixtures("ray")
+pytestmark = [
+    pytest.mark.usefixtures("ray"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),  # of Ray Data itself
+]
 COUNT = 1500
 
 
