@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from memhier.ann.cluster.cluster_map import ClusterMap
-from memhier.ann.cluster.nodes import actor_on
+from memhier.ann.cluster.nodes import actor_on, alive_nodes
 from memhier.ann.cluster.ray_extra import RayActorError, RayTaskError, ray
 from memhier.ann.cluster.shard import NotOpenError, Shard
 from memhier.ann.cluster.shard_copy import ShardCopy
@@ -93,7 +93,7 @@ class ShardGroup:
                     started.append((shard, replica, actor.open.remote(epoch, writable)))
             for shard, replica, answer in started:
                 try:
-                    self._take_in(shard, replica, _result(answer))
+                    self._take_in(shard, replica, self._awaited(answer, shard, replica))
                 except (RayActorError, MemhierError, OSError):
                     self._open(shard, replica)
         except BaseException:
@@ -139,8 +139,11 @@ class ShardGroup:
                 except RayActorError:
                     self._again(waiting, asked)
             if not ready:  # slow: another replica may be faster
+                alive = alive_nodes()
                 for answer, asked in [*waiting.items()]:
                     del waiting[answer]
+                    if self._places[asked.call.shard][asked.replica] not in alive:
+                        self.stale.add((asked.call.shard, asked.replica))
                     self._again(waiting, asked)
         return results
 
@@ -155,7 +158,7 @@ class ShardGroup:
             found = []
             for replica, answer in answers:
                 try:
-                    found.append(ray.get(answer))
+                    found.append(self._awaited(answer, call.shard, replica, raw=True))
                 except RayTaskError as error:
                     if isinstance(error.cause, NotOpenError):
                         self.stale.add((call.shard, replica))
@@ -180,7 +183,7 @@ class ShardGroup:
                 try:
                     if actor is None:
                         raise ShardLostError(f"replica {replica} of shard {call.shard} is lost")
-                    found.append(_result(getattr(actor, call.method).remote(*call.arguments)))
+                    found.append(self._awaited(self._submit(call, replica), call.shard, replica))
                     break
                 except RayActorError:
                     if time.monotonic() - began > self._patience:
@@ -199,11 +202,13 @@ class ShardGroup:
     def heal(self, about: ClusterMap, nodes: Sequence[str], restore: Callable[[ClusterMap, str], None] | None) -> None:
         """Bring stale replicas to the last commit: opened again where they have it, or copied from a good one.
 
-        A replica whose node is gone gets another node. Without a good replica, `restore` makes one on a node.
+        A replica whose node is gone gets another one, if possible without replicas of the shard. Without a good
+        replica, `restore` makes one on a node.
         """
         for shard, replica in sorted(self.stale):
             known = self._places[shard][replica]
-            node = nodes[(shard + replica) % len(nodes)] if known is None or known not in nodes else known
+            apart = [each for each in nodes if each not in self._places[shard]] or nodes
+            node = apart[(shard + replica) % len(apart)] if known is None or known not in nodes else known
             self._places[shard][replica] = node
             if (actor := self._actors[shard][replica]) is not None:
                 if node == known:
@@ -278,8 +283,9 @@ class ShardGroup:
             while not self._closed:
                 try:
                     if anew:
-                        _result(actor.close.remote())
-                    self._take_in(shard, replica, _result(actor.open.remote(self.epoch, self._writable)))
+                        self._awaited(actor.close.remote(), shard, replica)
+                    opened = actor.open.remote(self.epoch, self._writable)
+                    self._take_in(shard, replica, self._awaited(opened, shard, replica))
                     return
                 except (RayActorError, LockedError) as error:
                     if time.monotonic() - began > self._patience:
@@ -301,6 +307,21 @@ class ShardGroup:
 
     def _send(self, waiting: dict[Any, _Asked], asked: _Asked) -> None:
         waiting[self._submit(asked.call, asked.replica)] = asked
+
+    def _awaited(self, answer: Any, shard: int, replica: int, *, raw: bool = False) -> Any:
+        """Return the result of a call, or raise its error; RayActorError where the node of the replica is gone.
+
+        Ray itself would wait for that node. With `raw` an error in the shard stays a RayTaskError.
+        """
+        while not ray.wait([answer], timeout=self._patience)[0]:
+            if self._places[shard][replica] not in alive_nodes():
+                raise RayActorError
+        try:
+            return ray.get(answer)
+        except RayTaskError as error:
+            if raw:
+                raise
+            raise error.cause from None
 
     def _submit(self, call: Call, replica: int) -> Any:
         return getattr(self._actors[call.shard][replica], call.method).remote(*call.arguments)
@@ -326,11 +347,3 @@ class ShardGroup:
 def errors_of(answers: list[list[Any]]) -> list[BaseException]:
     """Return the exceptions among the answers of :meth:`ShardGroup.tell`."""
     return [each for of_shard in answers for each in of_shard if isinstance(each, BaseException)]
-
-
-def _result(answer: Any) -> Any:
-    """Return the result of a call, or raise the error that it raised."""
-    try:
-        return ray.get(answer)
-    except RayTaskError as error:
-        raise error.cause from None
