@@ -6,7 +6,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Columns", "Rows", "filled", "joined", "taken", "typed"]
+from memhier.ann.zoom.filters.given import as_columns, as_objects
+
+__all__ = ["Columns", "Rows", "as_values", "filled", "joined", "taken", "typed"]
 
 Columns: TypeAlias = dict[str, npt.NDArray[Any]]
 Rows: TypeAlias = list[dict[str, Any]]
@@ -44,6 +46,13 @@ def joined(pieces: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
 def filled(fields: Mapping[str, npt.NDArray[Any]], names: Iterable[str], shape: tuple[int, ...]) -> Columns:
     """Return the fields of these names; a document that a shard does not know is None there."""
     return {name: fields[name] if name in fields else np.full(shape, None, object) for name in names}
+
+
+def as_values(fields: Mapping[str, npt.NDArray[Any]], schema: Mapping[str, Any], count: int) -> Columns:
+    """Return fields of a result that are attributes as Python values; null where the shard does not know one."""
+    known = {name: fields[name] for name in schema if name in fields}
+    values: Columns = {**as_objects(as_columns(known, count), schema)}
+    return {name: values.get(name, np.full(count, None, object)) for name in schema}
 
 
 def _objects(values: Sequence[Any]) -> npt.NDArray[Any]:

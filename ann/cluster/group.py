@@ -3,18 +3,18 @@
 import itertools
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from memhier.ann.cluster.cluster_map import ClusterMap
-from memhier.ann.cluster.nodes import actor_on
+from memhier.ann.cluster.nodes import actor_on, alive_nodes
 from memhier.ann.cluster.ray_extra import RayActorError, RayTaskError, ray
 from memhier.ann.cluster.shard import NotOpenError, Shard
 from memhier.ann.cluster.shard_copy import ShardCopy
-from memhier.errors import LockedError
+from memhier.errors import LockedError, MemhierError, ShardLostError
 
-__all__ = ["MISSING", "Call", "ShardGroup"]
+__all__ = ["MISSING", "Call", "ShardGroup", "errors_of"]
 
 _PAUSE_SECONDS = 0.05
 _PIECE_BYTES = 8 << 20
@@ -78,6 +78,7 @@ class ShardGroup:
         self._path, self._writable, self._patience = path, writable, patience
         self._turns = itertools.count()
         self._lock = threading.Lock()
+        self._closed = False
         self._places = [list(of_shard) for of_shard in places]
         self._actors: list[list[Any]] = [[None] * len(of_shard) for of_shard in places]
         self.stale: set[tuple[int, int]] = set()
@@ -91,7 +92,10 @@ class ShardGroup:
                     self._actors[shard][replica] = actor = self._start(shard, replica, node)
                     started.append((shard, replica, actor.open.remote(epoch, writable)))
             for shard, replica, answer in started:
-                self._take_in(shard, replica, _result(answer))
+                try:
+                    self._take_in(shard, replica, self._awaited(answer, shard, replica))
+                except (RayActorError, MemhierError, OSError):
+                    self._open(shard, replica)
         except BaseException:
             self.close()
             raise
@@ -106,8 +110,10 @@ class ShardGroup:
         every = range(len(self._actors[shard]))
         return [replica for replica in every if (shard, replica) not in self.stale]
 
-    def ask(self, calls: Sequence[Call]) -> list[Any]:
+    def ask(self, calls: Sequence[Call], *, patient: bool = False) -> list[Any]:
         """Return the results of calls that change nothing, each from one replica; MISSING where none answers.
+
+        A replica that is slow is left for another one, unless the calls are `patient`.
 
         Raises
         ------
@@ -121,7 +127,7 @@ class ShardGroup:
             if replicas := self.replicas(call.shard) or self._returned(call.shard):
                 self._send(waiting, _Asked(number, call, replicas[turn % len(replicas)], time.monotonic()))
         while waiting:
-            ready, _ = ray.wait(list(waiting), timeout=self._patience)
+            ready, _ = ray.wait(list(waiting), timeout=None if patient else self._patience)
             for answer in ready:
                 asked = waiting.pop(answer)
                 try:
@@ -133,8 +139,11 @@ class ShardGroup:
                 except RayActorError:
                     self._again(waiting, asked)
             if not ready:  # slow: another replica may be faster
+                alive = alive_nodes()
                 for answer, asked in [*waiting.items()]:
                     del waiting[answer]
+                    if self._places[asked.call.shard][asked.replica] not in alive:
+                        self.stale.add((asked.call.shard, asked.replica))
                     self._again(waiting, asked)
         return results
 
@@ -149,7 +158,7 @@ class ShardGroup:
             found = []
             for replica, answer in answers:
                 try:
-                    found.append(ray.get(answer))
+                    found.append(self._awaited(answer, call.shard, replica, raw=True))
                 except RayTaskError as error:
                     if isinstance(error.cause, NotOpenError):
                         self.stale.add((call.shard, replica))
@@ -160,6 +169,28 @@ class ShardGroup:
             results.append(found)
         return results
 
+    def insist(self, call: Call) -> list[Any]:
+        """Return the answers of all replicas of a shard, stale ones as well; wait while one comes back.
+
+        Raises
+        ------
+        ShardLostError
+            When one does not answer while patience lasts.
+        """
+        began, found = time.monotonic(), []
+        for replica, actor in enumerate(self._actors[call.shard]):
+            while True:
+                try:
+                    if actor is None:
+                        raise ShardLostError(f"replica {replica} of shard {call.shard} is lost")
+                    found.append(self._awaited(self._submit(call, replica), call.shard, replica))
+                    break
+                except RayActorError:
+                    if time.monotonic() - began > self._patience:
+                        raise ShardLostError(f"replica {replica} of shard {call.shard} does not answer") from None
+                    time.sleep(_PAUSE_SECONDS)
+        return found
+
     def reopen(self) -> None:
         """Bring every replica back to the last commit."""
         self.changed = False
@@ -168,14 +199,16 @@ class ShardGroup:
                 if actor is not None:
                     self._open(shard, replica, anew=True)
 
-    def heal(self, about: ClusterMap, nodes: Sequence[str]) -> None:
+    def heal(self, about: ClusterMap, nodes: Sequence[str], restore: Callable[[ClusterMap, str], None] | None) -> None:
         """Bring stale replicas to the last commit: opened again where they have it, or copied from a good one.
 
-        A replica whose node is gone gets another node.
+        A replica whose node is gone gets another one, if possible without replicas of the shard. Without a good
+        replica, `restore` makes one on a node.
         """
         for shard, replica in sorted(self.stale):
             known = self._places[shard][replica]
-            node = nodes[(shard + replica) % len(nodes)] if known is None or known not in nodes else known
+            apart = [each for each in nodes if each not in self._places[shard]] or nodes
+            node = apart[(shard + replica) % len(apart)] if known is None or known not in nodes else known
             self._places[shard][replica] = node
             if (actor := self._actors[shard][replica]) is not None:
                 if node == known:
@@ -183,15 +216,29 @@ class ShardGroup:
                 if (shard, replica) not in self.stale:
                     continue
                 ray.kill(actor)
-            if good := self.replicas(shard):
-                self._copy(about.of(shard, replica), self._actors[shard][good[0]], node)
+            if not self._copied(about.of(shard, replica), node) and restore is not None:
+                restore(about.of(shard, replica), node)
             self._actors[shard][replica] = self._start(shard, replica, node)
             self._open(shard, replica)
+
+    def _copied(self, about: ClusterMap, node: str) -> bool:
+        """Copy a good replica to a node, from another one where it dies meanwhile; return whether there was one."""
+        began = time.monotonic()
+        while (good := self.replicas(about.shard)) and time.monotonic() - began <= 2 * self._patience:
+            try:
+                self._copy(about, self._actors[about.shard][good[0]], node)
+                return True
+            except (RayActorError, RayTaskError) as error:
+                if isinstance(error, RayTaskError) and not isinstance(error.cause, NotOpenError):
+                    raise
+                self._open(about.shard, good[0])
+        return False
 
     def _copy(self, about: ClusterMap, source: Any, node: str) -> None:
         """Copy a good replica to a node."""
         target = actor_on(node, ShardCopy, self._path, about.shard, about.replica)
         try:
+            ray.get(target.begin.remote())
             for name, size in ray.get(source.lay_out.remote()):
                 for offset in range(0, max(size, 1), _PIECE_BYTES):
                     ray.get(target.write.remote(name, source.read.remote(name, offset, _PIECE_BYTES)))
@@ -210,7 +257,14 @@ class ShardGroup:
             for actor in actors:
                 if actor is not None:
                     ray.kill(actor)
-        self._actors = [[None] * len(actors) for actors in self._actors]
+        self._closed = True
+        self.stale.update(
+            (shard, replica) for shard, of_shard in enumerate(self._places) for replica in range(len(of_shard))
+        )
+
+    def beside(self, path: str, places: Sequence[Sequence[str]], epoch: int) -> "ShardGroup":
+        """Return a group of other shards, open as these are."""
+        return ShardGroup(path, places, epoch, self._writable, self._patience)
 
     def _start(self, shard: int, replica: int, node: str) -> Any:
         return actor_on(node, Shard, self._path, shard, replica, threads=_THREADS, max_restarts=-1)
@@ -226,11 +280,12 @@ class ShardGroup:
         """Open a replica, and wait while its actor starts or another process lets it go; it is stale if that fails."""
         actor, began = self._actors[shard][replica], time.monotonic()
         with self._lock:
-            while True:
+            while not self._closed:
                 try:
                     if anew:
-                        _result(actor.close.remote())
-                    self._take_in(shard, replica, _result(actor.open.remote(self.epoch, self._writable)))
+                        self._awaited(actor.close.remote(), shard, replica)
+                    opened = actor.open.remote(self.epoch, self._writable)
+                    self._take_in(shard, replica, self._awaited(opened, shard, replica))
                     return
                 except (RayActorError, LockedError) as error:
                     if time.monotonic() - began > self._patience:
@@ -238,6 +293,9 @@ class ShardGroup:
                         if isinstance(error, LockedError):
                             raise
                         return
+                except (MemhierError, OSError):  # the folder is lost, or damaged
+                    self.stale.add((shard, replica))
+                    return
                 time.sleep(_PAUSE_SECONDS)
 
     def _take_in(self, shard: int, replica: int, mark: int) -> None:
@@ -249,6 +307,21 @@ class ShardGroup:
 
     def _send(self, waiting: dict[Any, _Asked], asked: _Asked) -> None:
         waiting[self._submit(asked.call, asked.replica)] = asked
+
+    def _awaited(self, answer: Any, shard: int, replica: int, *, raw: bool = False) -> Any:
+        """Return the result of a call, or raise its error; RayActorError where the node of the replica is gone.
+
+        Ray itself would wait for that node. With `raw` an error in the shard stays a RayTaskError.
+        """
+        while not ray.wait([answer], timeout=self._patience)[0]:
+            if self._places[shard][replica] not in alive_nodes():
+                raise RayActorError
+        try:
+            return ray.get(answer)
+        except RayTaskError as error:
+            if raw:
+                raise
+            raise error.cause from None
 
     def _submit(self, call: Call, replica: int) -> Any:
         return getattr(self._actors[call.shard][replica], call.method).remote(*call.arguments)
@@ -271,9 +344,6 @@ class ShardGroup:
         self._send(waiting, asked)
 
 
-def _result(answer: Any) -> Any:
-    """Return the result of a call, or raise the error that it raised."""
-    try:
-        return ray.get(answer)
-    except RayTaskError as error:
-        raise error.cause from None
+def errors_of(answers: list[list[Any]]) -> list[BaseException]:
+    """Return the exceptions among the answers of :meth:`ShardGroup.tell`."""
+    return [each for of_shard in answers for each in of_shard if isinstance(each, BaseException)]

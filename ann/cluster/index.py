@@ -1,37 +1,46 @@
 """ShardedIndex: one vector index over shards on several machines, in Ray actors."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from os import PathLike
 from threading import RLock
-from typing import Any, NoReturn, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from memhier.ann.cluster.build import ClusterOptions, build_shards
+from memhier.ann.cluster.backup import ClusterBackup, push_shards, restore_replicas
 from memhier.ann.cluster.cluster_map import ClusterMap
-from memhier.ann.cluster.given import Columns, filled, joined, taken
-from memhier.ann.cluster.group import MISSING, Call, ShardGroup
-from memhier.ann.cluster.nodes import alive_nodes, find_maps, spread
-from memhier.ann.cluster.waves import Wanted, search_shards
-from memhier.ann.zoom import SearchResult
-from memhier.ann.zoom.arguments import check_fields, check_queries, check_radius, check_vectors
+from memhier.ann.cluster.construction.build import ClusterOptions, Plan, build_shards
+from memhier.ann.cluster.construction.shard_source import ShardSource
+from memhier.ann.cluster.construction.sources import source_of
+from memhier.ann.cluster.given import Columns
+from memhier.ann.cluster.group import Call, ShardGroup, errors_of
+from memhier.ann.cluster.layouts import FoundShards, found_shards
+from memhier.ann.cluster.nodes import alive_nodes, find_maps, find_marks, remove_folders, remove_other_layouts, spread
+from memhier.ann.cluster.open_shards import OpenShards
+from memhier.ann.cluster.routing import MOST_NEIGHBOURS, Routing
+from memhier.ann.cluster.waves import Wanted, range_shards, search_shards
+from memhier.ann.cluster.writer import ShardWriter
+from memhier.ann.zoom import Explanation, RangeResult, SearchResult
+from memhier.ann.zoom.arguments import SearchOptions, check_fields, check_queries, check_query, check_radius
 from memhier.ann.zoom.calibration.calibrate import TARGET
-from memhier.ann.zoom.filters.attributes import merge_schema
-from memhier.ann.zoom.filters.given import as_columns, as_objects
 from memhier.ann.zoom.filters.where import parse
-from memhier.ann.zoom.payload.given import GivenDocuments
 from memhier.ann.zoom.preview.space import METRICS, Metric
-from memhier.ann.zoom.storage.ids import as_ids, refuse_clashes
 from memhier.arguments import check_int, check_number
 from memhier.budget import parse_bytes
 from memhier.closing import Closing
-from memhier.errors import ClosedError, FormatError, LockedError, ShardLostError
+from memhier.errors import ClosedError, LockedError, ShardLostError
+from memhier.store.transfer import Transfer
 
 __all__ = ["ShardedIndex"]
 
+T = TypeVar("T")
+Found = TypeVar("Found", SearchResult, RangeResult)
+
+FLOAT32_MAX = float(np.finfo(np.float32).max)
+_TUNE_LEAST = 64
 _TRIES, _PAUSE_SECONDS = 20, 0.1  # to open all shards at one commit beside a writer
 
 
@@ -55,11 +64,10 @@ class ShardedIndex(Closing):
     7
     """
 
-    def __init__(self, path: str, about: ClusterMap, group: ShardGroup, writable: bool) -> None:
-        self._path, self._about, self._group, self._writable = path, about, group, writable
+    def __init__(self, path: str, shards: OpenShards, writer: ShardWriter, writable: bool) -> None:
+        self._path, self._shards, self._writer, self._writable = path, shards, writer, writable
         self._changing = RLock()
-        self._next_id, self._dirty, self._torn, self._closed = about.next_id, False, False, False
-        self._count, self._fields = self._facts()
+        self._closed = False
 
     @classmethod
     def build(
@@ -76,11 +84,13 @@ class ShardedIndex(Closing):
         dram: int | str = "64MiB",
         grow_to: int = 0,
         seed: int = 0,
+        column: str | None = None,
     ) -> Self:
         """Build an index and return it open for writing.
 
         This process reads the vectors once or twice, in blocks, and sends each to its shard, which spools it to the
-        disk of its node. A node builds as many shards at a time as it has cores.
+        disk of its node. Files and Ray Datasets are read by tasks on all nodes instead, which send the vectors to their
+        shards; this process then holds a sample alone. A node builds as many shards at a time as it has cores.
 
         Parameters
         ----------
@@ -88,7 +98,10 @@ class ShardedIndex(Closing):
             A folder on the disk of each node, which holds no shard yet; the folder above it exists. It may name
             environment variables, such as ``"$SSD/index"``, which each node replaces by its own.
         vectors, ids, attributes, documents, metric, seed
-            As in :meth:`ZoomIndex.build`. Ids and attributes lie in the DRAM of this process meanwhile.
+            As in :meth:`ZoomIndex.build`. Ids and attributes lie in the DRAM of this process meanwhile. Or `vectors` is
+            a ``ray.data.Dataset``, or a list of ``.npy`` or Parquet files, as paths on all nodes or URLs that fsspec
+            knows. Then `ids` is the name of a column, `attributes` and `documents` are lists of names. A Dataset needs
+            ids; the rows of files are counted from 0 without.
         shards
             Their number.
         replicas
@@ -97,6 +110,8 @@ class ShardedIndex(Closing):
             The DRAM of one replica of all shards together.
         grow_to
             The number of vectors that all shards together are to hold later.
+        column
+            The column of vectors in a Ray Dataset or in Parquet files; ``"vectors"`` by default.
 
         Raises
         ------
@@ -108,20 +123,25 @@ class ShardedIndex(Closing):
         if metric not in METRICS:
             raise ValueError(f"metric={metric!r}: expected one of {', '.join(METRICS)}")
         counts = check_int("shards", shards, 1, 4096), check_int("replicas", replicas, 1, 16)
-        names = None if ids is None else as_ids(ids, None)
-        if names is not None:
-            refuse_clashes(names)
         options = ClusterOptions(
             metric, parse_bytes(dram, "dram"), check_int("grow_to", grow_to, 0), check_int("seed", seed, 0, 2**31 - 2)
         )
         place, nodes = str(path), alive_nodes()
         if found := find_maps(place, nodes):
-            raise FileExistsError(f"{place}: node {next(iter(found.values()))[0]} has shards there; remove them first")
-        build_shards(place, vectors, names, attributes, documents, spread(nodes, *counts), options)
+            raise FileExistsError(f"{place}: node {found[0][0]} has shards there; remove them first")
+        with source_of(vectors, ids, attributes, documents, column) as source:
+            build_shards(source, Plan(place, spread(nodes, *counts)), options)
         return cls.open(place, writable=True)
 
     @classmethod
-    def open(cls, path: str | PathLike[str], *, writable: bool = False, patience: float = 20.0) -> Self:
+    def open(
+        cls,
+        path: str | PathLike[str],
+        *,
+        writable: bool = False,
+        patience: float = 20.0,
+        backup: str | None = None,
+    ) -> Self:
         """Open an index: find its shards on the nodes of the Ray cluster, and start an actor for each.
 
         Parameters
@@ -133,13 +153,16 @@ class ShardedIndex(Closing):
             completed or dropped.
         patience
             Seconds to wait for the answer of a shard before another replica is asked, and for a shard to come back.
+        backup
+            The URL of a backup (:meth:`push`) from which shards that no node has are restored. It has to be that of the
+            last commit.
 
         Raises
         ------
         FileNotFoundError
             When no node has shards there.
         ShardLostError
-            When no node has any replica of a shard.
+            When no node has any replica of a shard, or the backup is that of another commit.
         FormatError
             When the shards belong to several indexes.
         LockedError
@@ -148,18 +171,24 @@ class ShardedIndex(Closing):
         place, nodes = str(path), alive_nodes()
         wait = check_number("patience", patience, 0, above=True)
         for turn in range(_TRIES):
-            about, places = _found(place, find_maps(place, nodes))
-            group = ShardGroup(place, places, about.epoch, writable, wait)
-            behind = [shard for shard in range(group.shards) if not group.replicas(shard)]
-            if not behind:
-                return cls(place, about, group, writable)
+            found = _found(place, nodes, backup)
+            about = found.about
+            group = ShardGroup(about.place(place), found.places, about.epoch, writable, wait)
+            try:
+                behind = [shard for shard in range(group.shards) if not group.replicas(shard)]
+                if not behind:
+                    shards = OpenShards(about, group)
+                    writer = ShardWriter(shards)
+                    if writable:
+                        _settle(place, shards, writer, nodes)
+                    return cls(place, shards, writer, writable)
+            except BaseException:
+                group.close()
+                raise
             group.close()
             if writable:
                 break
             time.sleep(_PAUSE_SECONDS * (turn + 1) / 2)  # beside a writer, between the halves of a commit
-        missing = [shard for shard in behind if all(node is None for node in places[shard])]
-        if missing:
-            raise ShardLostError(f"{place}: no node has a replica of shards {missing}")
         raise LockedError(
             f"{place}: shards {behind} are not at commit {about.epoch}: a commit was left half made; open the index "
             f"once with writable=True"
@@ -172,6 +201,7 @@ class ShardedIndex(Closing):
         *,
         recall: float | None = None,
         where: str | None = None,
+        max_reads: int | None = None,
         deadline_ms: float | None = None,
         fields: bool | Sequence[str] | None = None,
         radius: float | npt.ArrayLike | None = None,
@@ -186,11 +216,20 @@ class ShardedIndex(Closing):
         recall
             The mean share of the true neighbours to find, among all shards. One half of the loss is left to shards that
             are not asked, as measured at build, the other to the searches of shards. At 1 all shards are asked.
+        max_reads
+            The most pages read for one query, in all shards: one half by the nearest shard, the rest by the others in
+            equal shares. Shards beyond the pages left are not asked.
         deadline_ms
             As in :meth:`ZoomIndex.search`, for each of the two rounds.
         partial
             Return the neighbours that other shards have where a shard is lost with all its replicas.
             ``stats["lost_shards"]`` lists such shards.
+
+        Warns
+        -----
+        RecallWarning
+            When limits keep the search from the recall asked for; ``stats["recall"]`` is that which is known to be
+            kept, 0 where shards that matter were not asked.
 
         Raises
         ------
@@ -198,33 +237,118 @@ class ShardedIndex(Closing):
             When a shard that matters does not answer, and `partial` is false.
         ValueError, TypeError
             As in :meth:`ZoomIndex.search`.
+
+        Notes
+        -----
+        ``candidates`` and ``nprobe`` are efforts of one index. How many of them each shard needs is not known, so this
+        search has a recall only.
         """
         self._check_open()
         matrix, single = check_queries(queries, self.dimension)
-        check_fields(fields)
+        SearchOptions(k, recall, where, None, None, max_reads, deadline_ms, fields, radius)
         if where is not None:
             parse(where)
-        share = TARGET if recall is None else check_number("recall", recall, 0, 1, above=True)
+        share = TARGET if recall is None else float(recall)
         wanted = Wanted(
-            check_int("k", k, 1), share, self._chosen(fields), where is not None,
-            {"where": where, "deadline_ms": deadline_ms, "radius": check_radius(radius, len(matrix))},
+            k, share, self._chosen(fields), where is not None,
+            {"where": where, "deadline_ms": deadline_ms, "radius": check_radius(radius, len(matrix))}, max_reads,
         )  # fmt: skip
-        cells, routing = self._about.cells, self._about.routing
-        found, lost = search_shards(self._group, cells, routing, matrix, wanted, text=self._about.id_kind == "str")
-        if lost.any() and not partial:
-            raise ShardLostError(
-                f"shards {found.stats['lost_shards']} do not answer, nor do their replicas; partial=True returns the "
-                f"neighbours that others have"
-            )
+        found: SearchResult = self._searched(lambda shards: search_shards(shards, matrix, wanted), partial)
         if not single:
             return found
         columns = {name: column[0] for name, column in found.fields.items()}
         return SearchResult(found.ids[0], found.distances[0], found.stats, columns)
 
+    def range_search(
+        self,
+        queries: object,
+        radius: float,
+        *,
+        recall: float | None = None,
+        where: str | None = None,
+        fields: bool | Sequence[str] | None = None,
+        partial: bool = False,
+    ) -> RangeResult:
+        """Return all vectors within `radius` of each query; see :meth:`ZoomIndex.range_search`.
+
+        All shards are asked, as the routing is measured for numbers of neighbours, not for distances. Each keeps the
+        recall.
+
+        Parameters
+        ----------
+        queries, radius, recall, where, fields
+            As in :meth:`ZoomIndex.range_search`.
+        partial
+            As in :meth:`search`.
+
+        Raises
+        ------
+        ShardLostError
+            When a shard does not answer, and `partial` is false.
+        ValueError, TypeError
+            As in :meth:`ZoomIndex.range_search`.
+        """
+        self._check_open()
+        matrix, _ = check_queries(queries, self.dimension)
+        share = TARGET if recall is None else check_number("recall", recall, 0, 1, above=True)
+        check_fields(fields)
+        wanted = Wanted(1, share, self._chosen(fields), where is not None, {"where": where})
+        far = check_number("radius", radius, -FLOAT32_MAX, FLOAT32_MAX)
+        found: RangeResult = self._searched(lambda shards: range_shards(shards, matrix, far, wanted), partial)
+        return found
+
+    def explain(
+        self, query: object, k: int = 10, *, recall: float | None = None, where: str | None = None
+    ) -> dict[int, Explanation]:
+        """Search for one query, and tell the steps of each shard that was asked, by its number.
+
+        The account of a shard is that of a search of it alone, so it may read more than a search of all, which tells
+        the others how far the nearest shard found the k-th neighbour. See :meth:`ZoomIndex.explain`.
+
+        Parameters
+        ----------
+        query
+            ``[d]``.
+        k, recall, where
+            As in :meth:`search`.
+        """
+        vector = check_query(query, self.dimension)
+        asked = self.search(vector, k, recall=recall, where=where).stats["asked_shards"]
+        options = {"recall": recall, "where": where}
+        told = self._answered(lambda shards: shards.answers([
+            Call(shard, "explain", (vector, k, options)) for shard in asked
+        ]))  # fmt: skip
+        return dict(zip(asked, told, strict=True))
+
+    def tune(self, queries: object) -> None:
+        """Calibrate recall for queries like these, in shards and in the choice of shards; see :meth:`ZoomIndex.tune`.
+
+        Parameters
+        ----------
+        queries
+            ``[q, d]``, at least 64; a thousand are enough. Every shard compares them with all of its vectors.
+
+        Raises
+        ------
+        ValueError
+            For fewer than 64 queries, or while changes wait for a commit.
+        """
+        matrix, _ = check_queries(queries, self.dimension)
+        if len(matrix) < _TUNE_LEAST:
+            raise ValueError(f"queries has {len(matrix)} rows: expected at least {_TUNE_LEAST} to learn from")
+        with self._changing:
+            writer, shards = self._check_writable(), self._shards
+            writer.refuse_changes()
+            for error in errors_of(shards.group.tell([Call(n, "tune", (matrix,)) for n in range(shards.about.shards)])):
+                raise error
+            if shards.about.shards > 1:
+                answers = shards.every("nearest", matrix, MOST_NEIGHBOURS, patient=True)
+                writer.note(routing=Routing.of_answers(answers, shards.about.cells, matrix, None))
+
     def contains(self, ids: object) -> npt.NDArray[np.bool_]:
         """Return whether a vector has each of these ids, bool ``[n]``; see :meth:`ZoomIndex.contains`."""
         self._check_open()
-        return self._owners(np.asarray(ids)) >= 0
+        return self._answered(lambda shards: shards.owners(np.asarray(ids)) >= 0)
 
     def fetch(self, ids: object, fields: bool | Sequence[str] = True) -> Columns:
         """Return attributes and documents of ids; see :meth:`ZoomIndex.fetch`.
@@ -236,52 +360,24 @@ class ShardedIndex(Closing):
         """
         self._check_open()
         check_fields(fields)
-        chosen, names = self._chosen(fields), np.asarray(ids)
-        pieces, order = self._of_owners(names, "fetch", chosen)
-        shapes = [len(rows) for rows in order]
-        full = [filled(piece, chosen, (count,)) for piece, count in zip(pieces, shapes, strict=True)]
-        back = np.argsort(np.concatenate([np.empty(0, np.int64), *order]), kind="stable")
-        return {name: joined([each[name] for each in full])[back] for name in chosen} if full else {}
+        return self._answered(lambda shards: shards.fetch(np.asarray(ids), self._chosen(fields)))
 
     def reconstruct(self, ids: object) -> npt.NDArray[Any]:
         """Return the vectors of these ids, ``[n, d]``; see :meth:`ZoomIndex.reconstruct`."""
         self._check_open()
-        pieces, order = self._of_owners(np.asarray(ids), "reconstruct")
-        out = np.empty((sum(map(len, order)), self.dimension), self._about.dtype)
-        for rows, piece in zip(order, pieces, strict=True):
-            out[rows] = piece
-        return out
+        return self._answered(lambda shards: shards.reconstruct(np.asarray(ids)))
 
     def add(
         self, vectors: object, ids: object = None, attributes: Any = None, documents: Any = None
     ) -> npt.NDArray[Any]:
         """Add vectors, each to the shard of its cell; see :meth:`ZoomIndex.add`. :meth:`commit` makes them durable."""
         with self._changing:
-            self._check_writable()
-            matrix = check_vectors(vectors, self.dimension, np.dtype(self._about.dtype))
-            names = self._new_ids(len(matrix), ids)
-            columns, schema = self._columns(attributes, len(matrix))
-            rows = None
-            if documents is not None:
-                given = GivenDocuments(documents)
-                given.check_length(len(matrix))
-                rows = given.block(0, len(matrix))
-            self._put(matrix, names, columns, schema, rows)
-            self._count += len(matrix)
-            if self._about.id_kind == "int64":
-                self._next_id = max(self._next_id, int(names.max(initial=-1)) + 1)
-            return names
+            return self._check_writable().add(vectors, ids, attributes, documents)
 
     def remove(self, ids: object) -> None:
         """Remove vectors; see :meth:`ZoomIndex.remove`."""
         with self._changing:
-            self._check_writable()
-            names = as_ids(ids, self._about.id_kind).values()
-            owners = self._known_owners(names)
-            self._change([
-                Call(shard, "remove", (names[owners == shard],)) for shard in np.unique(owners).tolist()
-            ])  # fmt: skip
-            self._count -= len(names)
+            self._check_writable().remove(ids)
 
     def update(self, ids: object, vectors: object, attributes: Any = None, documents: Any = None) -> None:
         """Replace vectors, and the fields given, in one step; see :meth:`ZoomIndex.update`.
@@ -289,28 +385,7 @@ class ShardedIndex(Closing):
         A vector whose new cell belongs to another shard moves there with all its fields.
         """
         with self._changing:
-            self._check_writable()
-            names = as_ids(ids, self._about.id_kind).values()
-            matrix = check_vectors(vectors, self.dimension, np.dtype(self._about.dtype))
-            if len(names) != len(matrix):
-                raise ValueError(f"ids has {len(names)} entries for {len(matrix)} vectors: expected one for each")
-            columns, _ = self._columns(attributes, len(matrix))
-            given = None if documents is None else GivenDocuments(documents).block(0, len(matrix))
-            owners, following = self._known_owners(names), self._about.cells.owner(matrix)
-            moved = np.flatnonzero(owners != following)
-            stay = np.flatnonzero(owners == following)
-            fields = self.fetch(names[moved]) if len(moved) else {}
-            calls = []
-            for shard in np.unique(owners[stay]).tolist():
-                rows = stay[owners[stay] == shard]
-                values = [{name: columns[name][row] for name in columns} for row in rows.tolist()] if columns else None
-                texts = None if given is None else [given[row] for row in rows.tolist()]
-                calls.append(Call(shard, "update", (names[rows], matrix[rows], values, texts)))
-            left = np.unique(owners[moved]).tolist()
-            calls += [Call(shard, "remove", (names[moved[owners[moved] == shard]],)) for shard in left]
-            self._change(calls)
-            if len(moved):
-                self._put_moved(matrix[moved], names[moved], fields, taken(columns, moved), moved, given)
+            self._check_writable().update(ids, vectors, attributes, documents)
 
     def commit(self) -> None:
         """Make all changes durable, on all shards or on none.
@@ -324,265 +399,282 @@ class ShardedIndex(Closing):
         ShardLostError
             When changes were lost with a shard; :meth:`rollback` returns to the last commit.
         OSError
-            When a shard cannot write; nothing was committed, and the call may be repeated.
+            When a shard cannot write; nothing was committed. The call may be repeated; where it raises ClosedError, the
+            store of that shard is closed, and :meth:`rollback` opens it again at the last commit.
         """
         with self._changing:
-            self._check_writable()
-            if not self._dirty:
-                return
-            group, epoch = self._group, self._about.epoch + 1
-            every = range(group.shards)
-            prepared = group.tell([Call(shard, "prepare", (epoch,)) for shard in every])
-            if errors := _errors(prepared):
-                self._withdraw()
-                raise errors[0]
-            if not all(prepared):
-                self._withdraw()
-                self._raise_torn("prepare", [shard for shard in every if not prepared[shard]])
-            noted = group.tell([Call(0, "note", (epoch, self._next_id))])
-            if (errors := _errors(noted)) or not noted[0]:
-                self._torn = True  # the note may be there or not
-                raise ShardLostError(f"{self._path}: shard 0 was lost during the commit: close, and open again") from (
-                    errors[0] if errors else None
-                )
-            self._about = replace(self._about, epoch=epoch, next_id=self._next_id)
-            group.epoch, group.changed, self._dirty = epoch, False, False
-            for error in _errors(group.tell([Call(shard, "publish") for shard in every])):
-                raise error
+            self._check_writable().commit()
 
-    def heal(self) -> None:
+    def heal(self, backup: str | None = None) -> None:
         """Bring replicas that lack commits, or whose node is gone, back: from their folder, or from a good replica.
 
         ``stats()["stale"]`` lists such replicas. Searches go on meanwhile.
+
+        Parameters
+        ----------
+        backup
+            The URL of a backup of the last commit, for shards without a good replica.
 
         Raises
         ------
         ValueError
             When changes wait for a commit.
+        ShardLostError
+            When the backup is that of another commit.
         """
         with self._changing:
-            self._check_writable()
-            if self._dirty:
-                raise ValueError("changes wait: commit() or rollback() first")
-            self._group.heal(self._about, alive_nodes())
+            self._check_writable().refuse_changes()
+            shards = self._shards
+            restore: Callable[[ClusterMap, str], None] | None = None
+            if backup is not None:
+                source = ClusterBackup.read(backup)
+                source.refuse_other_commit(shards.about)
+
+                def restore(about: ClusterMap, node: str) -> None:
+                    restore_replicas(source, self._path, [(about.shard, about.replica, node)])
+
+            shards.group.heal(shards.about, alive_nodes(), restore)
+
+    def reshard(
+        self, shards: int, *, replicas: int | None = None, dram: int | str | None = None, grow_to: int = 0,
+        seed: int = 0,
+    ) -> None:  # fmt: skip
+        """Deal the vectors to another number of shards, as a new build would, while searches go on.
+
+        The old shards send their vectors to the new ones, which lie beside them. Then one step puts the new ones in the
+        place of the old, as a commit of its own. Interrupted before it, the old shards stay; the next writer removes
+        the rest. Changes wait meanwhile. Other processes that have the index open are to open it again.
+
+        Parameters
+        ----------
+        shards, replicas, dram, grow_to, seed
+            As in :meth:`build`. Replicas and DRAM stay by default.
+
+        Raises
+        ------
+        ValueError
+            When changes wait for a commit.
+        BudgetError
+            When `dram` is too small.
+        ShardLostError
+            When a shard is lost meanwhile; the old shards stay.
+        """
+        number = check_int("shards", shards, 1, 4096)
+        with self._changing:
+            self._check_writable().refuse_changes()
+            old = self._shards
+            copies = old.about.replicas if replicas is None else check_int("replicas", replicas, 1, 16)
+            room = self.stats()["dram"] if dram is None else parse_bytes(dram, "dram")
+            options = ClusterOptions(
+                self.metric, room, check_int("grow_to", grow_to, 0), check_int("seed", seed, 0, 2**31 - 2)
+            )
+            nodes, about = alive_nodes(), old.about
+            plan = Plan(self._path, spread(nodes, number, copies), about.name, about.turn + 1, about.layout,
+                        about.epoch + 1)  # fmt: skip
+            made = build_shards(ShardSource(old), plan, options)
+            group: ShardGroup | None = None
+            try:
+                group = old.group.beside(made.place(self._path), plan.places, made.epoch)
+                new = OpenShards(made, group)
+                writer = ShardWriter(new)
+            except BaseException:
+                if group is not None:
+                    group.close()
+                remove_folders(made.place(self._path), plan.places)
+                raise
+            self._writer.note(successor=made.layout)
+            self._shards, self._writer = new, writer
+            _settle(self._path, new, writer, nodes)
+            old.group.close()
 
     def rollback(self) -> None:
         """Drop all changes since the last commit."""
         with self._changing:
             self._check_open()
-            self._group.reopen()
-            self._next_id, self._dirty, self._torn = self._about.next_id, False, False
-            self._count, self._fields = self._facts()
+            self._writer.rollback()
+
+    def push(self, url: str, *, keep: int | None = None) -> Transfer:
+        """Back the last commit up to a URL that fsspec knows, from all shards at a time.
+
+        Each shard pushes the pieces that its folder there lacks, as :meth:`ZoomIndex.push` does. A catalog that names
+        the commit of each shard is the last object written. A push that is cut short leaves the backup before it as it
+        was. Changes wait meanwhile; searches go on.
+
+        Parameters
+        ----------
+        keep
+            Backups that stay there; None keeps all.
+
+        Raises
+        ------
+        FormatError
+            When the backup there is of another index.
+        FileExistsError
+            When it is newer, or of another commit of the same number.
+        ShardLostError
+            When no replica of a shard answers.
+        """
+        number = None if keep is None else check_int("keep", keep, 1, unit="backups")
+        with self._changing:
+            self._check_open()
+            return push_shards(self._shards, url, number)
+
+    @staticmethod
+    def pull(
+        url: str, path: str | PathLike[str], *, number: int | None = None, replicas: int | None = None
+    ) -> Transfer:
+        """Restore a backup: every shard on a node of the Ray cluster, below `path`.
+
+        The index is there with the last step. A pull that was cut short goes on when it is called again.
+
+        Parameters
+        ----------
+        path
+            As in :meth:`build`.
+        number
+            Which of the backups there, from 1 in the order of the pushes; None takes the newest.
+        replicas
+            Copies of each shard; as many as the index had by default.
+
+        Raises
+        ------
+        FileNotFoundError
+            When there is no such backup.
+        FileExistsError
+            When a node has an index at `path`.
+        CorruptionError
+            When an object of the backup is missing or damaged.
+        """
+        place, nodes, backup = str(path), alive_nodes(), ClusterBackup.read(url, number)
+        about = backup.about
+        if replicas is not None:
+            about = replace(about, replicas=check_int("replicas", replicas, 1, 16))
+            backup = replace(backup, about=about)
+        for node, each in find_maps(place, nodes):
+            if each.shard == 0 or each.name != about.name:
+                raise FileExistsError(f"{place}: node {node} has an index there; pull into another folder")
+        everywhere = _everywhere(range(about.shards), spread(nodes, about.shards, about.replicas))
+        return restore_replicas(backup, place, everywhere)
 
     def simulate_fault(self, shard: int, replica: int = 0) -> None:
         """End the process of a replica at once, as a fault would, to try how an application bears it."""
         self._check_open()
-        self._group.kill(shard, replica)
+        self._shards.group.kill(shard, replica)
 
     def stats(self) -> dict[str, Any]:
         """Return plain numbers: sizes of all shards together, and those of each."""
         self._check_open()
-        facts = self._ask_every("facts")
+        shards = self._shards
+        facts = shards.every("facts")
         summed = ("vectors", "memory_bytes", "planned_bytes", "dram", "vector_bytes", "file_bytes", "lists")
         sums = {name: sum(each[name] for each in facts) for name in summed}
         return sums | {
-            "shards": self._group.shards, "replicas": self._about.replicas, "epoch": self._about.epoch,
-            "stale": sorted(self._group.stale), "vectors_of_shards": [each["vectors"] for each in facts],
+            "shards": shards.about.shards, "replicas": shards.about.replicas, "epoch": shards.about.epoch,
+            "stale": sorted(shards.group.stale), "vectors_of_shards": [each["vectors"] for each in facts],
+            "processes": [each["process"] for each in facts],
         }  # fmt: skip
 
     def check(self) -> list[str]:
         """Read all shards and return every inconsistency found, empty when there is none."""
         self._check_open()
-        found = self._group.tell([Call(shard, "check") for shard in range(self._group.shards)])
-        for error in _errors(found):
+        found = self._shards.group.tell([Call(shard, "check") for shard in range(self._shards.about.shards)])
+        for error in errors_of(found):
             raise error
         return [f"shard {n}: {each}" for n, replicas in enumerate(found) for lines in replicas for each in lines]
 
     def __len__(self) -> int:
-        return self._count
+        return self._writer.count
 
     @property
     def dimension(self) -> int:
         """Dimension of a vector."""
-        return self._about.dimension
+        return self._shards.about.dimension
 
     @property
     def metric(self) -> Metric:
         """The metric chosen at build."""
-        return self._about.cells.metric
+        return self._shards.about.cells.metric
 
     @property
     def fields(self) -> dict[str, str]:
         """Types of attributes by name, then documents, as ``"document"``."""
-        return dict(self._fields)
+        return dict(self._writer.fields)
 
     def close(self) -> None:
         """End the actors; changes since the last commit are dropped. May be called twice."""
         with self._changing:
             if not self._closed:
                 self._closed = True
-                self._group.close()
+                self._shards.group.close()
 
-    def _facts(self) -> tuple[int, dict[str, str]]:
-        """Return the number of vectors, and the types of all fields, attributes first."""
-        facts = self._ask_every("facts")
-        every = [(name, kind) for each in facts for name, kind in each["fields"].items()]
-        fields = dict(sorted(dict(every).items(), key=lambda field: field[1] == "document"))
-        return sum(each["vectors"] for each in facts), fields
+    def _answered(self, question: Callable[[OpenShards], T]) -> T:
+        """Return the answer of the shards, asked once more where others took their place meanwhile."""
+        while True:
+            shards = self._shards
+            try:
+                return question(shards)
+            except ShardLostError:
+                if shards is self._shards:
+                    raise
+
+    def _searched(self, search: Callable[[OpenShards], tuple[Found, npt.NDArray[np.bool_]]], partial: bool) -> Found:
+        """Return the result of a search; ShardLostError where shards are lost, unless it may be partial."""
+
+        def whole(shards: OpenShards) -> Found:
+            found, lost = search(shards)
+            if lost.any() and not (partial and shards is self._shards):
+                raise ShardLostError(
+                    f"shards {np.flatnonzero(lost).tolist()} do not answer, nor do their replicas; partial=True "
+                    f"returns the neighbours that others have"
+                )
+            return found
+
+        return self._answered(whole)
 
     def _chosen(self, fields: bool | Sequence[str] | None) -> tuple[str, ...]:
+        known = self._writer.fields
         if not fields:
             return ()
         if fields is True:
-            return (*self._fields,)
+            return (*known,)
         for name in fields:
-            if name not in self._fields:
-                raise ValueError(f"fields holds {name!r}: expected fields of this index, which has {[*self._fields]}")
+            if name not in known:
+                raise ValueError(f"fields holds {name!r}: expected fields of this index, which has {[*known]}")
         return tuple(dict.fromkeys(fields))
-
-    def _ask_every(self, method: str, *arguments: Any) -> list[Any]:
-        """Return the answer of every shard."""
-        found = self._group.ask([Call(shard, method, arguments) for shard in range(self._group.shards)])
-        lost = [shard for shard, answer in enumerate(found) if answer is MISSING]
-        if lost:
-            raise ShardLostError(f"shards {lost} do not answer, nor do their replicas")
-        return found
-
-    def _owners(self, ids: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-        """Return the shard of each id, -1 where there is none."""
-        owners = np.full(len(ids), -1, np.int64)
-        for shard, here in enumerate(self._ask_every("contains", ids)):
-            owners[here] = shard
-        return owners
-
-    def _known_owners(self, ids: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-        owners = self._owners(ids) if len(ids) else np.empty(0, np.int64)
-        if (owners < 0).any():
-            raise KeyError(f"ids holds {ids[int(np.argmin(owners))]!r}: no vector has this id")
-        return owners
-
-    def _of_owners(
-        self, ids: npt.NDArray[Any], method: str, *arguments: Any
-    ) -> tuple[list[Any], list[npt.NDArray[np.int64]]]:
-        """Ask each shard for its ids; return the answers, and the rows of `ids` that each is for."""
-        owners = self._known_owners(ids)
-        shards = np.unique(owners).tolist()
-        order = [np.flatnonzero(owners == shard) for shard in shards]
-        calls = [Call(shard, method, (ids[rows], *arguments)) for shard, rows in zip(shards, order, strict=True)]
-        answers = self._group.ask(calls)
-        if any(answer is MISSING for answer in answers):
-            raise ShardLostError(f"a shard of {shards} does not answer, nor do its replicas")
-        return answers, order
-
-    def _new_ids(self, count: int, ids: object) -> npt.NDArray[Any]:
-        """Return the ids of new vectors, none of which is in the index."""
-        if ids is None:
-            if self._about.id_kind == "str":
-                raise ValueError("ids=None: this index has strings as ids, so expected one for each vector")
-            return np.arange(self._next_id, self._next_id + count, dtype=np.int64)
-        names = as_ids(ids, self._about.id_kind).values()
-        if len(names) != count:
-            raise ValueError(f"ids has {len(names)} entries for {count} vectors: expected one for each")
-        if len(names) and (known := self._owners(names) >= 0).any():
-            raise ValueError(f"ids holds {names[int(known.argmax())]!r}: a vector has this id already; use update()")
-        return names
-
-    def _columns(self, attributes: Any, count: int) -> tuple[Columns, dict[str, Any]]:
-        """Return attributes as Python values, and the types of those given."""
-        if attributes is None:
-            return {}, {}
-        given = as_columns(attributes, count)
-        known: dict[str, Any] = {name: kind for name, kind in self._fields.items() if kind != "document"}
-        schema = merge_schema(known, given, count)
-        return as_objects(given, schema), {name: schema[name] for name in given if name in schema}
-
-    def _put(
-        self, vectors: npt.NDArray[Any], ids: npt.NDArray[Any], columns: Columns, schema: dict[str, Any],
-        rows: list[dict[str, Any]] | None,
-    ) -> None:  # fmt: skip
-        """Add vectors to their shards; new attributes become known to all."""
-        owners = self._about.cells.owner(vectors)
-        fresh = schema.keys() - self._fields.keys()
-        every = range(self._group.shards) if fresh else np.unique(owners).tolist()
-        calls = []
-        for shard in every:
-            mine = np.flatnonzero(owners == shard)
-            documents = None if rows is None else [rows[row] for row in mine.tolist()]
-            calls.append(Call(shard, "add", (vectors[mine], ids[mine], taken(columns, mine), documents, schema)))
-        self._change(calls)
-        self._fields |= schema
-        for row in rows or ():
-            self._fields |= dict.fromkeys(row, "document")
-
-    def _put_moved(
-        self, vectors: npt.NDArray[Any], ids: npt.NDArray[Any], fields: Columns, columns: Columns,
-        moved: npt.NDArray[np.int64], given: list[dict[str, Any]] | None,
-    ) -> None:  # fmt: skip
-        """Add vectors that left their shard, with the fields that they had, and those given over them."""
-        schema: dict[str, Any] = {name: kind for name, kind in self._fields.items() if kind != "document"}
-        values: Columns = {}
-        for name in schema:
-            before = as_objects(as_columns({name: fields[name]}, len(ids)), schema)[name]
-            values[name] = columns.get(name, before)
-        rows = None
-        if texts := [name for name in self._fields if name not in schema]:
-            rows = [{name: fields[name][row] for name in texts} for row in range(len(ids))]
-            for row, place in zip(rows, moved.tolist(), strict=True):
-                row |= {} if given is None else given[place]
-        self._put(vectors, ids, values, schema, rows)
-
-    def _change(self, calls: list[Call]) -> None:
-        """Make changes at all replicas of shards; a failure half way is one that only a rollback mends."""
-        if not calls:
-            return
-        self._dirty = self._group.changed = True
-        answers = self._group.tell(calls)
-        errors, made = _errors(answers), sum(map(len, answers))
-        if lost := [call.shard for call, of_shard in zip(calls, answers, strict=True) if not of_shard]:
-            self._raise_torn(calls[0].method, lost)
-        if errors:
-            self._torn = len(errors) < made
-            raise errors[0]
-
-    def _withdraw(self) -> None:
-        """Take the first half of a commit back where it was taken."""
-        self._group.tell([Call(shard, "withdraw") for shard in range(self._group.shards)])
-
-    def _raise_torn(self, method: str, lost: Sequence[int]) -> NoReturn:
-        self._torn = True
-        raise ShardLostError(
-            f"{method}: shards {[*lost]} were lost, with changes since the last commit; rollback() returns to that "
-            f"commit"
-        )
 
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError("this ShardedIndex is closed: open it again with ShardedIndex.open")
 
-    def _check_writable(self) -> None:
+    def _check_writable(self) -> ShardWriter:
         self._check_open()
         if not self._writable:
             raise OSError(30, "the index is open for searching; pass writable=True to ShardedIndex.open", self._path)
-        if self._torn:
-            raise ShardLostError("changes since the last commit are incomplete: rollback() returns to that commit")
+        return self._writer
 
 
-def _found(path: str, maps: dict[tuple[int, int], tuple[str, ClusterMap]]) -> tuple[ClusterMap, list[list[str | None]]]:
-    """Return the map that decides, and the node of each replica of each shard."""
-    of_first = [about for (shard, _), (_, about) in maps.items() if shard == 0]
-    if not maps:
-        raise FileNotFoundError(f"{path}: no node of the Ray cluster has shards there")
-    if not of_first:
-        raise ShardLostError(f"{path}: no node has a replica of shard 0")
-    about = max(of_first, key=lambda each: each.epoch)
-    if strangers := [node for node, each in maps.values() if each.name != about.name]:
-        raise FormatError(f"{path}: shards of another index lie on node {strangers[0]}; remove them")
-    places: list[list[str | None]] = [
-        [maps[shard, replica][0] if (shard, replica) in maps else None for replica in range(about.replicas)]
-        for shard in range(about.shards)
-    ]
-    return about, places
+def _settle(path: str, shards: OpenShards, writer: ShardWriter, nodes: Sequence[str]) -> None:
+    """Complete a resharding that was cut short once it was decided, and remove the rest of one that was not."""
+    if shards.about.before:
+        writer.note(before="")
+    remove_other_layouts(path, shards.about, nodes)
 
 
-def _errors(answers: list[list[Any]]) -> list[BaseException]:
-    return [each for of_shard in answers for each in of_shard if isinstance(each, BaseException)]
+def _found(path: str, nodes: Sequence[str], backup: str | None) -> FoundShards:
+    """Return the shards on the nodes, after lost ones were restored from a backup."""
+    source = None if backup is None else ClusterBackup.read(backup)
+    found = found_shards(path, find_maps(path, nodes), None if source is None else source.about)
+    if found.lost and source is not None:
+        latest = max(find_marks(found.about.place(path), nodes), default=0)
+        source.refuse_other_commit(found.about, latest)
+        places = spread(nodes, found.about.shards, found.about.replicas)
+        restore_replicas(source, path, _everywhere(found.lost, places))
+        found = found_shards(path, find_maps(path, nodes))
+    if found.lost:
+        raise ShardLostError(f"{path}: no node has a replica of shards {found.lost}")
+    return found
+
+
+def _everywhere(shards: Iterable[int], places: Sequence[Sequence[str]]) -> list[tuple[int, int, str]]:
+    """Return shard, replica and node of all replicas of shards."""
+    return [(shard, replica, node) for shard in shards for replica, node in enumerate(places[shard])]

@@ -2,16 +2,22 @@
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from memhier.ann.cluster.cluster_map import ClusterMap
+from memhier.ann.cluster.cluster_map import LAYOUT, ClusterMap
 from memhier.ann.cluster.ray_extra import NodeAffinitySchedulingStrategy, ray
+from memhier.ann.zoom.storage.catalog import KIND
+from memhier.ann.zoom.storage.prepared import published_mark
 from memhier.errors import MemhierError
+from memhier.store.store import Store
 
-__all__ = ["actor_on", "alive_nodes", "cores_of_nodes", "find_maps", "remove_folders", "shard_folder", "spread"]
+__all__ = [
+    "actor_on", "alive_nodes", "cores_of_nodes", "find_maps", "find_marks", "on_nodes", "remove_folders",
+    "remove_other_layouts", "shard_folder", "spread",
+]  # fmt: skip
 
 _PREFIX = "shard-"
 
@@ -44,33 +50,35 @@ def actor_on(node: str, kind: type, *arguments: Any, threads: int = 1, **options
     return made.remote(*arguments)
 
 
-def find_maps(path: str, nodes: Sequence[str]) -> dict[tuple[int, int], tuple[str, ClusterMap]]:
-    """Return the node and the map of each replica of each shard whose folder a node has, by shard and replica.
+def find_maps(path: str, nodes: Sequence[str]) -> list[tuple[str, ClusterMap]]:
+    """Return the node and the map of every shard whose folder a node has, those of other layouts as well."""
+    return [(node, each) for node, maps in zip(nodes, on_nodes(nodes, _maps, path), strict=True) for each in maps]
 
-    Raises
-    ------
-    FileNotFoundError
-        When no node has any.
-    """
-    probe = ray.remote(_maps)
-    asked = {node: probe.options(num_cpus=0, scheduling_strategy=_on(node)).remote(path) for node in nodes}
-    found: dict[tuple[int, int], tuple[str, ClusterMap]] = {}
-    for node, answer in asked.items():
-        for each in ray.get(answer):
-            found.setdefault((each.shard, each.replica), (node, each))
-    return found
+
+def find_marks(path: str, nodes: Sequence[str]) -> list[int]:
+    """Return the commit of the index in each shard of a folder of the nodes; none of those that are damaged."""
+    return [mark for marks in on_nodes(nodes, _marks, path) for mark in marks]
+
+
+def on_nodes(nodes: Sequence[str], function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """Return the results of a function, called once on each node at the same time."""
+    remote = ray.remote(function)
+    return [*ray.get([remote.options(num_cpus=0, scheduling_strategy=_on(node)).remote(*arguments) for node in nodes])]
 
 
 def remove_folders(path: str, places: Sequence[Sequence[str]]) -> None:
     """Remove the folders of shards from their nodes, and the folder around them where nothing else is in it."""
-    remove = ray.remote(_remove)
     by_node: dict[str, list[tuple[int, int]]] = {}
     for shard, of_shard in enumerate(places):
         for replica, node in enumerate(of_shard):
             by_node.setdefault(node, []).append((shard, replica))
-    ray.get([
-        remove.options(num_cpus=0, scheduling_strategy=_on(node)).remote(path, mine) for node, mine in by_node.items()
-    ])  # fmt: skip
+    for node, mine in by_node.items():
+        on_nodes([node], _remove, path, mine)
+
+
+def remove_other_layouts(path: str, about: ClusterMap, nodes: Sequence[str]) -> None:
+    """Remove the folders of all layouts but one from their nodes."""
+    on_nodes(nodes, _remove_layouts, path, _root(about.place(path)).name if about.turn else "")
 
 
 def _remove(path: str, replicas: Sequence[tuple[int, int]]) -> None:
@@ -80,14 +88,29 @@ def _remove(path: str, replicas: Sequence[tuple[int, int]]) -> None:
         _root(path).rmdir()
 
 
+def _remove_layouts(path: str, kept: str) -> None:
+    others = [folder for folder in _root(path).glob(f"{LAYOUT}*") if folder.name != kept]
+    for folder in [*others, *(_root(path).glob(f"{_PREFIX}*") if kept else ())]:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def _maps(path: str) -> list[ClusterMap]:
     """Return the maps of all shards below a path of this node; a shard that is damaged, or half built, has none."""
     found = []
-    for folder in sorted(_root(path).glob(f"{_PREFIX}*")):
+    root = _root(path)
+    for folder in sorted([*root.glob(f"{_PREFIX}*"), *root.glob(f"{LAYOUT}*/{_PREFIX}*")]):
         try:
             found.append(ClusterMap.read(folder))
         except (MemhierError, OSError):
             continue
+    return found
+
+
+def _marks(path: str) -> list[int]:
+    found = []
+    for folder in _root(path).glob(f"{_PREFIX}*"):
+        with suppress(MemhierError, OSError), Store.open(folder / "index", kind=KIND) as store:
+            found.append(published_mark(store))
     return found
 
 

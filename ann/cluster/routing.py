@@ -6,15 +6,20 @@ measured on held-out vectors, compared with all shards: their neighbours in shar
 least one whose mean loss, by conformal risk control (Angelopoulos et al., ICLR 2024), stays below the loss allowed.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["NEIGHBOURS", "RECALLS", "Routing", "gaps"]
+from memhier.ann.cluster.cells import Cells
+
+__all__ = ["MOST_NEIGHBOURS", "NEIGHBOURS", "RECALLS", "Routing", "gaps"]
 
 NEIGHBOURS = (1, 10, 100)
+MOST_NEIGHBOURS = max(NEIGHBOURS) + 1
+"""The neighbours of a query that a measurement needs, with the query itself."""
 RECALLS = (0.5, 0.7, 0.8, 0.85, 0.9, 0.925, 0.95, 0.96, 0.97, 0.975, 0.98, 0.985, 0.99, 0.995, 0.998)
 
 Floats: TypeAlias = npt.NDArray[np.float32]
@@ -64,6 +69,36 @@ class Routing:
             ascending = np.sort(of_k, axis=None)
             limits[k] = [(recall, _limit(ascending, count, 1 - recall)) for recall in RECALLS]
         return cls(limits, count)
+
+    @classmethod
+    def of_answers(
+        cls, answers: Sequence[tuple[npt.NDArray[Any], Floats]], cells: Cells, queries: Floats,
+        own: npt.NDArray[Any] | None,
+    ) -> Self:  # fmt: skip
+        """Return the limits that the true neighbours of queries ``[q, d]`` need.
+
+        Parameters
+        ----------
+        answers
+            Of each shard, the ids and distances of the nearest of each query, ``[q, MOST_NEIGHBOURS]``.
+        own
+            The ids of queries that are vectors of the index, which are no neighbours of themselves.
+        """
+        ids, distances = (np.hstack(each) for each in zip(*answers, strict=True))
+        if own is not None:
+            distances[ids == own[:, None]] = np.inf
+        shard = np.repeat(np.arange(len(answers)), MOST_NEIGHBOURS)[None]
+        remoteness = cells.remoteness(queries)
+        nearest = remoteness.argmin(axis=1)[:, None]
+        order = np.argsort(distances, axis=1, kind="stable")
+        inside = np.sort(np.where(shard == nearest, distances, np.inf), axis=1)
+        needs: dict[int, Floats] = {}
+        for k in NEIGHBOURS:
+            needed = gaps(remoteness, cells.squared(inside[:, k - 1], queries))
+            owner = shard[0, order[:, :k]]
+            there = np.isfinite(np.take_along_axis(distances, order[:, :k], 1))
+            needs[k] = np.where(there, np.take_along_axis(needed, owner, 1), 0)
+        return cls.measured(needs)
 
     def limit(self, k: int, recall: float, *, any_k: bool = False) -> float:
         """Return the limit for a recall of `k` neighbours; with `any_k` the largest of those for more, too."""

@@ -1,5 +1,6 @@
 """Shard: an index that is open in an actor, one replica of one shard."""
 
+import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -9,10 +10,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from memhier.ann.cluster.cells import Cells
 from memhier.ann.cluster.cluster_map import ClusterMap
-from memhier.ann.cluster.given import Columns, Rows, typed
+from memhier.ann.cluster.construction.dealing import Builders, Dealer, sampled
+from memhier.ann.cluster.given import Columns, Rows, as_values, typed
 from memhier.ann.cluster.nodes import shard_folder
-from memhier.ann.zoom import RangeResult, SearchResult, ZoomIndex
+from memhier.ann.zoom import Explanation, RangeResult, SearchResult, ZoomIndex
+from memhier.ann.zoom.storage.ids import as_ids
+from memhier.store.transfer import Transfer
 
 __all__ = ["NotOpenError", "Shard"]
 
@@ -49,8 +54,8 @@ class Shard:
             self._opened = None
 
     def facts(self) -> dict[str, Any]:
-        """Return :meth:`ZoomIndex.stats`, with the types of ``fields``."""
-        return self._index.stats() | {"fields": self._index.fields}
+        """Return :meth:`ZoomIndex.stats`, the types of ``fields``, and the ``process``."""
+        return self._index.stats() | {"fields": self._index.fields, "process": os.getpid()}
 
     def search(
         self, queries: npt.NDArray[np.float32], k: int, fields: Sequence[str], options: Mapping[str, Any]
@@ -63,6 +68,41 @@ class Shard:
     ) -> RangeResult:
         """Search the index within a radius."""
         return self._index.range_search(queries, radius, fields=self._known(fields), **options)
+
+    def explain(self, query: npt.NDArray[np.float32], k: int, options: Mapping[str, Any]) -> Explanation:
+        """Search for one query and tell the steps."""
+        return self._index.explain(query, k, **options)
+
+    def nearest(self, queries: npt.NDArray[np.float32], k: int) -> tuple[npt.NDArray[Any], npt.NDArray[np.float32]]:
+        """Return ids and distances of the true neighbours of queries, ``[q, k]``."""
+        found = self._index.search(queries, k, recall=1.0)
+        return found.ids, found.distances
+
+    def tune(self, queries: npt.NDArray[np.float32]) -> None:
+        """Calibrate recall for queries like these, if there are vectors."""
+        if len(self._index):
+            self._index.tune(queries)
+
+    def sample(self, share: float, seed: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        """Return a share of the vectors, and their ids."""
+        about = self._index.stats()
+        vectors = [np.empty((0, about["dimension"]), about["dtype"])]
+        ids: list[npt.NDArray[Any]] = [np.empty(0, object if about["id_kind"] == "str" else np.int64)]
+        for names, block in self._index.blocks():
+            rows = sampled(as_ids(names, None), share, seed)
+            vectors.append(block[rows])
+            ids.append(names[rows])
+        return np.concatenate(vectors), np.concatenate(ids)
+
+    def deal(self, cells: Cells, builders: Builders, schema: Mapping[str, str]) -> npt.NDArray[np.int64]:
+        """Send all vectors with their fields to the builders of other shards; return how many each has."""
+        dealer = Dealer(self._folder.name, cells, builders)
+        texts = [name for name, kind in self._index.fields.items() if kind == "document"]
+        for ids, block in self._index.blocks():
+            fields = self._index.fetch(ids)
+            rows = [dict(zip(texts, row, strict=True)) for row in zip(*(fields[name] for name in texts), strict=True)]
+            dealer.send(block, ids, as_values(fields, schema, len(ids)), rows or None)
+        return dealer.finish()
 
     def contains(self, ids: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
         """Return which ids are here."""
@@ -107,9 +147,25 @@ class Shard:
         """Take the first half of a commit back, if it was taken."""
         self._index.withdraw()
 
-    def note(self, epoch: int, next_id: int) -> None:
-        """Note the last commit over all shards, and the next free id: on shard 0 this makes the commit."""
-        replace(ClusterMap.read(self._folder), epoch=epoch, next_id=next_id).renew(self._folder)
+    def note(self, facts: Mapping[str, Any]) -> None:
+        """Note facts of the whole, such as the last commit: on shard 0 this makes it."""
+        replace(ClusterMap.read(self._folder), **facts).renew(self._folder)
+
+    def noted(self) -> ClusterMap:
+        """Return the facts of the whole as they were noted last."""
+        return ClusterMap.read(self._folder)
+
+    def push(self, url: str, number: int) -> tuple[int, int, Transfer]:
+        """Back the last commit up; return the number of the far folder, the commit, and the work.
+
+        The commits of two replicas do not follow each other as generations of a store. A folder that holds those of
+        another replica is left for the next.
+        """
+        while True:
+            try:
+                return number, self._index.mark, self._index.push(f"{url}-{number}")
+            except FileExistsError:
+                number += 1
 
     def lay_out(self) -> list[tuple[str, int]]:
         """Copy the last commit for :meth:`read`; return the names of its files, and their bytes."""

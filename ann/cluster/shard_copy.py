@@ -1,4 +1,4 @@
-"""ShardCopy: takes a copy of a replica piece by piece, and puts it in the place of another. It runs in an actor."""
+"""ShardCopy: takes a replica piece by piece, or from a backup, and puts it in its place. It runs in an actor."""
 
 import os
 import shutil
@@ -6,6 +6,8 @@ from pathlib import Path
 
 from memhier.ann.cluster.cluster_map import ClusterMap
 from memhier.ann.cluster.nodes import shard_folder
+from memhier.ann.zoom import ZoomIndex
+from memhier.store.transfer import Transfer
 
 __all__ = ["ShardCopy"]
 
@@ -22,8 +24,20 @@ class ShardCopy:
     def __init__(self, path: str, shard: int, replica: int) -> None:
         self._folder = shard_folder(path, shard, replica)
         self._new = self._folder.with_name(self._folder.name + ".new")
+
+    def begin(self) -> None:
+        """Remove the rest of a copy that was cut short."""
         shutil.rmtree(self._new, ignore_errors=True)
-        self._new.mkdir(parents=True)
+
+    def pull(self, url: str, generation: int) -> Transfer:
+        """Take a generation of a backup; a pull that was cut short goes on."""
+        self._new.mkdir(parents=True, exist_ok=True)
+        try:
+            return ZoomIndex.pull(url, self._new / "index", generation=generation)
+        except FileExistsError:  # the rest of something else
+            self.begin()
+            self._new.mkdir(parents=True)
+            return ZoomIndex.pull(url, self._new / "index", generation=generation)
 
     def write(self, name: str, piece: bytes) -> None:
         """Append a piece to a file."""
@@ -34,6 +48,7 @@ class ShardCopy:
 
     def finish(self, about: ClusterMap) -> None:
         """Put the copy in the place of the replica."""
+        shutil.rmtree(self._new / "map", ignore_errors=True)
         about.create(self._new)
         for each in [*self._new.rglob("*"), self._new]:
             _sync(each)

@@ -1,5 +1,6 @@
 """A search over shards: the nearest shard first, then those that may hold neighbours as near as the k-th it found."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -7,13 +8,15 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from memhier.ann.cluster.cells import Cells
 from memhier.ann.cluster.given import Columns, filled, joined
 from memhier.ann.cluster.group import MISSING, Call, ShardGroup
-from memhier.ann.cluster.routing import Routing, gaps
-from memhier.ann.zoom import SearchResult
+from memhier.ann.cluster.open_shards import OpenShards
+from memhier.ann.cluster.routing import gaps
+from memhier.ann.zoom import RangeResult, SearchResult
+from memhier.callers import user_stacklevel
+from memhier.errors import RecallWarning
 
-__all__ = ["Wanted", "search_shards"]
+__all__ = ["Wanted", "range_shards", "search_shards"]
 
 _ROUTED = 0.5  # share of the loss allowed that shards not asked may cause; searches of shards have the rest
 _MOST = ("rounds",)  # numbers of which the largest counts, not the sum
@@ -37,6 +40,8 @@ class Wanted:
         Whether a filter hides vectors, so that the k-th neighbour is farther than those measured.
     options
         Further options of the searches of shards.
+    max_reads
+        The most pages read for one query, in all shards; None for any number.
     """
 
     k: int
@@ -44,6 +49,7 @@ class Wanted:
     fields: tuple[str, ...]
     filtered: bool
     options: Mapping[str, Any]
+    max_reads: int | None = None
 
 
 class _Hits:
@@ -55,6 +61,7 @@ class _Hits:
         self.distances: Floats = np.full((count, k), np.inf, np.float32)
         self.fields: Columns = {}
         self.stats: dict[str, Any] = {}
+        self.kept: float = 1.0  # the least recall that a shard kept
         self._k, self._names = k, fields
 
     def merge(self, rows: npt.NDArray[np.int64], found: SearchResult) -> None:
@@ -71,43 +78,105 @@ class _Hits:
             self.fields[name][rows] = np.take_along_axis(both, order, 1)
         self.ids[rows] = np.take_along_axis(ids, order, 1)
         self.distances[rows] = np.take_along_axis(distances, order, 1)
-        for name, value in found.stats.items():
-            if name not in _SKIPPED and isinstance(value, int):
-                known = self.stats.get(name, 0)
-                self.stats[name] = max(known, value) if name in _MOST else known + value
+        self.kept = min(self.kept, found.stats["recall"])
+        _sum_up(self.stats, found.stats)
 
 
-def search_shards(
-    group: ShardGroup, cells: Cells, routing: Routing, queries: Floats, wanted: Wanted, *, text: bool
-) -> tuple[SearchResult, Bools]:
+def _sum_up(total: dict[str, Any], stats: Mapping[str, Any]) -> None:
+    """Add the numbers of a shard to those of all."""
+    for name, value in stats.items():
+        if name not in _SKIPPED and isinstance(value, int):
+            known = total.get(name, 0)
+            total[name] = max(known, value) if name in _MOST else known + value
+
+
+def search_shards(shards: OpenShards, queries: Floats, wanted: Wanted) -> tuple[SearchResult, Bools]:
     """Return the nearest of each query ``[q, d]``, and which shards did not answer, bool ``[shards]``.
 
     The first wave asks the nearest shard of each query for `k` neighbours. The second asks the shards whose gap is
     within the limit, for neighbours nearer than the k-th found. Both are one call to each shard.
     """
     count, k = len(queries), wanted.k
+    group, cells, text = shards.group, shards.about.cells, shards.about.id_kind == "str"
     remoteness = cells.remoteness(queries)
     hits = _Hits(count, k, remoteness.shape[1], text, wanted.fields)
     loss = 1 - wanted.recall
-    limit = routing.limit(k, 1 - _ROUTED * loss, any_k=wanted.filtered)
+    limit = shards.about.routing.limit(k, 1 - _ROUTED * loss, any_k=wanted.filtered)
     options = {**wanted.options, "recall": 1 - (1 - _ROUTED) * loss}
     asked = np.zeros(remoteness.shape, bool)
+    pages = first = wanted.max_reads
     if np.isinf(limit):  # all shards matter
         asked[:] = np.isfinite(remoteness)
     else:
         asked[np.arange(count), remoteness.argmin(axis=1)] = True
-    _wave(group, asked, queries, wanted, options, hits)
+        first = None if pages is None else (pages + 1) // 2
+    asked, all_asked = _afforded(asked, remoteness, first)
+    _wave(group, asked, queries, wanted, _with_pages(options, asked, first), hits)
     kth = hits.distances[:, -1] if count else np.empty(0, np.float32)
     with np.errstate(invalid="ignore"):
         following = gaps(remoteness, cells.squared(kth, queries)) <= limit
     following &= np.isfinite(remoteness) & ~asked
+    rest = None if pages is None or first is None else pages - first
+    following, all_following = _afforded(following, remoteness, rest)
     if following.any():
-        _wave(group, following, queries, wanted, options, hits, kth)
+        _wave(group, following, queries, wanted, _with_pages(options, following, rest), hits, kth)
+    asked |= following
     hits.stats |= {
-        "queries": count, "recall": wanted.recall, "shard_requests": int((asked | following).sum()),
-        "lost_shards": np.flatnonzero(hits.lost).tolist(),
+        "queries": count, "recall": wanted.recall, "shard_requests": int(asked.sum()),
+        "asked_shards": np.flatnonzero(asked.any(axis=0)).tolist(), "lost_shards": np.flatnonzero(hits.lost).tolist(),
     }  # fmt: skip
+    if hits.kept < options["recall"] - 1e-9 or not (all_asked and all_following):
+        hits.stats["recall"] = min(wanted.recall, hits.kept) if all_asked and all_following else 0.0
+        warnings.warn(
+            f"recall={wanted.recall}: max_reads={pages} or deadline_ms={wanted.options['deadline_ms']} keep the search "
+            f"from it; a recall of {hits.stats['recall']:.3f} is known to be kept",
+            RecallWarning,
+            stacklevel=user_stacklevel(),
+        )
     return SearchResult(hits.ids, hits.distances, hits.stats, hits.fields), hits.lost
+
+
+def range_shards(shards: OpenShards, queries: Floats, radius: float, wanted: Wanted) -> tuple[RangeResult, Bools]:
+    """Return the vectors within a radius of each query, and which shards did not answer. All shards are asked."""
+    group, text = shards.group, shards.about.id_kind == "str"
+    arguments = (queries, radius, wanted.fields, {**wanted.options, "recall": wanted.recall})
+    answers = group.ask([Call(shard, "range_search", arguments) for shard in range(group.shards)])
+    lost = np.array([answer is MISSING for answer in answers])
+    found: list[RangeResult] = [answer for answer in answers if answer is not MISSING]
+    rows = np.concatenate([
+        np.empty(0, np.int64), *(np.repeat(np.arange(len(queries)), np.diff(each.offsets)) for each in found)
+    ])  # fmt: skip
+    ids = np.concatenate([np.empty(0, object if text else np.int64), *(each.ids for each in found)])
+    distances = np.concatenate([np.empty(0, np.float32), *(each.distances for each in found)])
+    order = np.lexsort((distances, rows) if text else (ids, distances, rows))
+    offsets = np.zeros(len(queries) + 1, np.int64)
+    np.cumsum(np.bincount(rows, minlength=len(queries)), out=offsets[1:])
+    columns = [filled(each.fields, wanted.fields, each.ids.shape) for each in found]
+    fields = {name: joined([each[name] for each in columns])[order] for name in wanted.fields} if found else {}
+    stats: dict[str, Any] = {}
+    for each in found:
+        _sum_up(stats, each.stats)
+    stats |= {
+        "queries": len(queries), "recall": wanted.recall, "shard_requests": len(queries) * group.shards,
+        "lost_shards": np.flatnonzero(lost).tolist(),
+    }  # fmt: skip
+    return RangeResult(offsets, ids[order], distances[order], stats, fields), lost
+
+
+def _afforded(asked: Bools, remoteness: Floats, pages: int | None) -> tuple[Bools, bool]:
+    """Leave the nearest shards of each query, as many as there are pages; return whether these are all."""
+    if pages is None:
+        return asked, True
+    ranks = np.argsort(np.argsort(np.where(asked, remoteness, np.inf), axis=1, kind="stable"), axis=1)
+    left = asked & (ranks < pages)
+    return left, bool((left == asked).all())
+
+
+def _with_pages(options: Mapping[str, Any], asked: Bools, pages: int | None) -> Mapping[str, Any]:
+    """Return the options of the searches of shards that share the pages of a query."""
+    if pages is None or not asked.any():
+        return options
+    return {**options, "max_reads": pages // int(asked.sum(axis=1).max())}
 
 
 def _wave(

@@ -10,33 +10,9 @@ pytest.importorskip("ray.util", reason="needs the extra ray; `make test-cluster`
 from memhier.ann import ZoomIndex
 from memhier.ann.cluster import ShardedIndex
 from memhier.errors import ClosedError, FormatError, LockedError, ShardLostError
+from tests.cluster.data import COUNT, attributes_of, change, clustered, documents_of, same
 
 pytestmark = pytest.mark.usefixtures("ray")
-COUNT, DIMENSION = 3000, 16
-
-
-def clustered(count, seed):
-    """Vectors around forty centres, as data of a kind that shards part well."""
-    random = np.random.default_rng(seed)
-    centres = np.random.default_rng(99).normal(size=(40, DIMENSION)) * 4
-    return (centres[random.integers(0, 40, count)] + random.normal(size=(count, DIMENSION))).astype(np.float32)
-
-
-def attributes_of(ids):
-    return {
-        "n": ids, "lang": [("en", "de", None)[i % 3] for i in ids], "rare": [True if i == 17 else None for i in ids],
-        "share": [i / 7 if i % 2 else None for i in ids],
-        "when": [np.datetime64("2020-01-01", "us") + np.timedelta64(int(i), "D") for i in ids],
-    }  # fmt: skip
-
-
-def documents_of(ids):
-    return [{"text": f"number {i}", "more": {"half": int(i) // 2}} if i % 5 else {"text": f"number {i}"} for i in ids]
-
-
-@pytest.fixture(scope="module")
-def vectors():
-    return clustered(COUNT, 0)
 
 
 @pytest.fixture(scope="module", params=["l2", "ip", "cosine"])
@@ -52,16 +28,6 @@ def both(request, vectors, tmp_path_factory):
         ShardedIndex.build(folder / "sharded", vectors, shards=3, **given) as sharded,
     ):
         yield one, sharded
-
-
-def same(one, sharded):
-    """Whether two results hold the same neighbours and fields."""
-    np.testing.assert_array_equal(one.ids, sharded.ids)
-    np.testing.assert_array_equal(one.distances, sharded.distances)
-    assert one.fields.keys() == sharded.fields.keys()
-    for name, column in one.fields.items():
-        assert column.tolist() == sharded.fields[name].tolist() or column.dtype.kind == "f", name
-    assert repr(one.rows()) == repr(sharded.rows())
 
 
 @pytest.mark.parametrize("where", [None, "n < 900 and lang == 'en'", "rare == true", "share > 100", "n < 0"])
@@ -131,31 +97,6 @@ def test_errors_are_those_of_one_index(both, argument):
     for wrong in (queries[:, :5], queries * np.nan):
         with pytest.raises(ValueError, match="queries"):
             both[1].search(wrong, 2)
-
-
-def change(index, round_number):
-    """Add, replace (some to other cells), and remove vectors."""
-    first = 10_000 * (round_number + 1)
-    ids = np.arange(first, first + 200)
-    index.add(clustered(200, first), ids, attributes_of(ids), documents_of(ids))
-    moved = np.arange(40) + 50 * round_number
-    index.update(moved, clustered(40, first + 1), {"lang": ["fr"] * 40}, [{"text": f"moved {n}"} for n in moved])
-    index.update(moved[:5] + 500, clustered(5, first + 2))
-    index.remove(np.arange(1000, 1030) + 50 * round_number)
-
-
-@pytest.fixture
-def pair(vectors, tmp_path):
-    """A pair to change: one index, and the same on three shards with two replicas each."""
-    ids = np.arange(COUNT)
-    given = {
-        "attributes": attributes_of(ids), "documents": documents_of(ids), "dram": "12MiB", "grow_to": 2 * COUNT,
-    }  # fmt: skip
-    with (
-        ZoomIndex.build(tmp_path / "one", vectors, **given) as one,
-        ShardedIndex.build(tmp_path / "sharded", vectors, shards=3, replicas=2, **given) as sharded,
-    ):
-        yield one, sharded, tmp_path / "sharded"
 
 
 def test_changes_equal_those_of_one_index(pair):
@@ -306,7 +247,7 @@ def test_a_commit_cut_short_is_on_all_shards_or_on_none(vectors, tmp_path, step)
         if step != "prepared" or number != 1:  # the writer died before shard 1 was ready
             shard.prepare(1)
     if step != "prepared":
-        shards[0].note(1, 50_300)
+        shards[0].note({"epoch": 1, "next_id": 50_300})
     if step == "published":
         shards[2].publish()
     left = tmp_path / "left"

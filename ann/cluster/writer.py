@@ -1,0 +1,237 @@
+"""ShardWriter: changes of an index over all its shards, and their commit on all or on none."""
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from memhier.ann.cluster.cluster_map import ClusterMap
+from memhier.ann.cluster.given import Columns, as_values, taken
+from memhier.ann.cluster.group import Call, errors_of
+from memhier.ann.cluster.open_shards import OpenShards
+from memhier.ann.zoom.arguments import check_vectors
+from memhier.ann.zoom.filters.attributes import merge_schema
+from memhier.ann.zoom.filters.given import as_columns, as_objects
+from memhier.ann.zoom.payload.given import GivenDocuments
+from memhier.ann.zoom.storage.ids import as_ids
+from memhier.errors import ShardLostError
+
+__all__ = ["ShardWriter"]
+
+
+class ShardWriter:
+    """Makes changes at the shards of an index. The caller makes one call at a time.
+
+    Attributes
+    ----------
+    count, fields
+        The vectors, changes included, and the types of their fields by name, attributes first.
+    dirty
+        Whether changes wait for a commit.
+    """
+
+    def __init__(self, shards: OpenShards) -> None:
+        self._shards = shards
+        self._next_id, self.dirty, self._torn, self._unsure = shards.about.next_id, False, False, False
+        self.count: int
+        self.fields: dict[str, str]
+        self.count, self.fields = shards.facts()
+
+    def add(self, vectors: object, ids: object, attributes: Any, documents: Any) -> npt.NDArray[Any]:
+        """Add vectors; see :meth:`ShardedIndex.add`."""
+        self._refuse_torn()
+        matrix = self._matrix(vectors)
+        names = self._new_ids(len(matrix), ids)
+        columns, schema = self._columns(attributes, len(matrix))
+        rows = None
+        if documents is not None:
+            given = GivenDocuments(documents)
+            given.check_length(len(matrix))
+            rows = given.block(0, len(matrix))
+        self._put(matrix, names, columns, schema, rows)
+        self.count += len(matrix)
+        if self._shards.about.id_kind == "int64":
+            self._next_id = max(self._next_id, int(names.max(initial=-1)) + 1)
+        return names
+
+    def remove(self, ids: object) -> None:
+        """Remove vectors; see :meth:`ShardedIndex.remove`."""
+        self._refuse_torn()
+        names = as_ids(ids, self._shards.about.id_kind).values()
+        owners = self._shards.known_owners(names)
+        self._change([Call(shard, "remove", (names[owners == shard],)) for shard in np.unique(owners).tolist()])
+        self.count -= len(names)
+
+    def update(self, ids: object, vectors: object, attributes: Any, documents: Any) -> None:
+        """Replace vectors; see :meth:`ShardedIndex.update`."""
+        self._refuse_torn()
+        names, matrix = as_ids(ids, self._shards.about.id_kind).values(), self._matrix(vectors)
+        if len(names) != len(matrix):
+            raise ValueError(f"ids has {len(names)} entries for {len(matrix)} vectors: expected one for each")
+        columns, schema = self._columns(attributes, len(matrix))
+        given = None if documents is None else GivenDocuments(documents).block(0, len(matrix))
+        owners, following = self._shards.known_owners(names), self._shards.about.cells.owner(matrix)
+        moved = np.flatnonzero(owners != following)
+        stay = np.flatnonzero(owners == following)
+        fields = self._shards.fetch(names[moved], [*self.fields]) if len(moved) else {}
+        calls = []
+        for shard in np.unique(owners[stay]).tolist():
+            rows = stay[owners[stay] == shard]
+            values = [{name: columns[name][row] for name in columns} for row in rows.tolist()] if columns else None
+            texts = None if given is None else [given[row] for row in rows.tolist()]
+            calls.append(Call(shard, "update", (names[rows], matrix[rows], values, texts)))
+        left = np.unique(owners[moved]).tolist()
+        calls += [Call(shard, "remove", (names[moved[owners[moved] == shard]],)) for shard in left]
+        self._change(calls)
+        if len(moved):
+            rows = None if given is None else [given[row] for row in moved.tolist()]
+            self._put_moved(matrix[moved], names[moved], fields, taken(columns, moved), rows, schema)
+        self._know(schema, given)
+
+    def commit(self) -> None:
+        """Make all changes durable, on all shards or on none; see :meth:`ShardedIndex.commit`."""
+        self._refuse_torn()
+        if not self.dirty:
+            return
+        group, epoch, word = self._shards.group, self._shards.about.epoch + 1, secrets.token_hex(8)
+        every = range(group.shards)
+        prepared = group.tell([Call(shard, "prepare", (epoch,)) for shard in every])
+        if errors := errors_of(prepared):
+            self._withdraw()
+            raise errors[0]
+        if not all(prepared):
+            self._withdraw()
+            self._raise_torn("prepare", [shard for shard in every if not prepared[shard]])
+        self._torn = self._unsure = True  # until the second half is done, also where an interrupt or an error ends it
+        self._note(epoch=epoch, next_id=self._next_id, commit=word)
+        group.epoch, group.changed, self.dirty = epoch, False, False
+        for error in errors_of(group.tell([Call(shard, "publish") for shard in every])):
+            raise error
+        self._torn = self._unsure = False
+
+    def note(self, **facts: Any) -> None:
+        """Note facts of the whole at shard 0, in one step that makes them true."""
+        self._torn = self._unsure = True
+        self._note(**facts)
+        self._torn = self._unsure = False
+
+    def _note(self, **facts: Any) -> None:
+        noted = self._shards.group.tell([Call(0, "note", (facts,))])
+        if (errors := errors_of(noted)) or not noted[0]:
+            raise ShardLostError(
+                "shard 0 was lost while it noted a commit: rollback() returns to the last commit that it noted"
+            ) from (errors[0] if errors else None)
+        self._shards.about = replace(self._shards.about, **facts)
+
+    def rollback(self) -> None:
+        """Drop all changes since the last commit, the one that was cut short if shard 0 noted it."""
+        if self._unsure:
+            noted: list[ClusterMap] = self._shards.group.insist(Call(0, "noted"))
+            if any(each.successor for each in noted):
+                raise ShardLostError("the index was resharded: close it, and open it again")
+            self._shards.about = max(noted, key=lambda each: each.epoch).of(0, 0)
+            self._shards.group.epoch = self._shards.about.epoch
+        self._unsure = False
+        self._shards.group.reopen()
+        self._next_id, self.dirty, self._torn = self._shards.about.next_id, False, False
+        self.count, self.fields = self._shards.facts()
+
+    def refuse_changes(self) -> None:
+        """Raise when changes wait for a commit."""
+        self._refuse_torn()
+        if self.dirty:
+            raise ValueError("changes wait: commit() or rollback() first")
+
+    def _matrix(self, vectors: object) -> npt.NDArray[Any]:
+        about = self._shards.about
+        return check_vectors(vectors, about.dimension, np.dtype(about.dtype))
+
+    def _new_ids(self, count: int, ids: object) -> npt.NDArray[Any]:
+        """Return the ids of new vectors, none of which is in the index."""
+        kind = self._shards.about.id_kind
+        if ids is None:
+            if kind == "str":
+                raise ValueError("ids=None: this index has strings as ids, so expected one for each vector")
+            return np.arange(self._next_id, self._next_id + count, dtype=np.int64)
+        names = as_ids(ids, kind).values()
+        if len(names) != count:
+            raise ValueError(f"ids has {len(names)} entries for {count} vectors: expected one for each")
+        if len(names) and (known := self._shards.owners(names) >= 0).any():
+            raise ValueError(f"ids holds {names[int(known.argmax())]!r}: a vector has this id already; use update()")
+        return names
+
+    def _columns(self, attributes: Any, count: int) -> tuple[Columns, dict[str, Any]]:
+        """Return attributes as Python values, and the types of those given."""
+        if attributes is None:
+            return {}, {}
+        given = as_columns(attributes, count)
+        known: dict[str, Any] = {name: kind for name, kind in self.fields.items() if kind != "document"}
+        schema = merge_schema(known, given, count)
+        return as_objects(given, schema), {name: schema[name] for name in given if name in schema}
+
+    def _put(
+        self, vectors: npt.NDArray[Any], ids: npt.NDArray[Any], columns: Columns, schema: dict[str, Any],
+        rows: list[dict[str, Any]] | None,
+    ) -> None:  # fmt: skip
+        """Add vectors to their shards; new attributes become known to all."""
+        owners = self._shards.about.cells.owner(vectors)
+        fresh = schema.keys() - self.fields.keys()
+        every = range(self._shards.group.shards) if fresh else np.unique(owners).tolist()
+        calls = []
+        for shard in every:
+            mine = np.flatnonzero(owners == shard)
+            documents = None if rows is None else [rows[row] for row in mine.tolist()]
+            calls.append(Call(shard, "add", (vectors[mine], ids[mine], taken(columns, mine), documents, schema)))
+        self._change(calls)
+        self._know(schema, rows)
+
+    def _know(self, schema: dict[str, Any], rows: list[dict[str, Any]] | None) -> None:
+        """Take in the fields of vectors that were added or replaced."""
+        self.fields |= schema
+        for row in rows or ():
+            self.fields |= dict.fromkeys(row, "document")
+
+    def _put_moved(
+        self, vectors: npt.NDArray[Any], ids: npt.NDArray[Any], fields: Columns, columns: Columns,
+        given: list[dict[str, Any]] | None, fresh: dict[str, Any],
+    ) -> None:  # fmt: skip
+        """Add vectors that left their shard, with the fields that they had, and those given over them."""
+        known: dict[str, Any] = {name: kind for name, kind in self.fields.items() if kind != "document"}
+        values = as_values(fields, known, len(ids)) | columns
+        rows = None
+        if (texts := [name for name in self.fields if name not in known]) or given is not None:
+            rows = [{name: fields[name][row] for name in texts} for row in range(len(ids))]
+            for row, new in zip(rows, given or (), strict=given is not None):
+                row |= new
+        self._put(vectors, ids, values, known | fresh, rows)
+
+    def _change(self, calls: list[Call]) -> None:
+        """Make changes at all replicas of shards; a failure half way is one that only a rollback mends."""
+        if not calls:
+            return
+        self.dirty = self._shards.group.changed = True
+        answers = self._shards.group.tell(calls)
+        errors, made = errors_of(answers), sum(map(len, answers))
+        if lost := [call.shard for call, of_shard in zip(calls, answers, strict=True) if not of_shard]:
+            self._raise_torn(calls[0].method, lost)
+        if errors:
+            self._torn = len(errors) < made
+            raise errors[0]
+
+    def _withdraw(self) -> None:
+        """Take the first half of a commit back where it was taken."""
+        self._shards.group.tell([Call(shard, "withdraw") for shard in range(self._shards.group.shards)])
+
+    def _raise_torn(self, method: str, lost: Sequence[int]) -> NoReturn:
+        self._torn = True
+        raise ShardLostError(
+            f"{method}: shards {[*lost]} were lost, with changes since the last commit; rollback() returns to that "
+            f"commit"
+        )
+
+    def _refuse_torn(self) -> None:
+        if self._torn:
+            raise ShardLostError("changes since the last commit are incomplete: rollback() returns to that commit")
