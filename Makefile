@@ -14,7 +14,7 @@ PARALLEL := -n 2 --dist loadfile
 .DEFAULT_GOAL := help
 # Tests measure nothing while something else compiles, and messages stay in order.
 .NOTPARALLEL:
-.PHONY: help build build-python develop demo docs test test-native test-plugins test-cluster lint stub types pyright try-wheel pytest pytest-python house soak sanitize sanitize-address sanitize-thread clean
+.PHONY: help build build-python develop demo docs test test-native test-plugins test-cluster soak-cluster lint stub types pyright try-wheel pytest pytest-python house soak sanitize sanitize-address sanitize-thread clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -82,6 +82,9 @@ test-plugins: $(PLUGINS)/.installed  ## the adapters, tried with the real librar
 
 test-cluster: $(PLUGINS)/.installed  ## indexes over several shards, in Ray on this machine
 	OMP_NUM_THREADS=1 $(PLUGINS_RUN) tests/cluster
+
+soak-cluster: $(PLUGINS)/.installed  ## the slow ones of them: every step of a commit killed, workers of Ray Train killed
+	OMP_NUM_THREADS=1 $(PLUGINS_RUN) tests/cluster -m slow
 
 $(PLUGINS)/.installed: $(VENV)/.developing constraints-plugins.txt
 	@echo "Installing the libraries that adapters serve into $(PLUGINS) (some 600 MB)"

@@ -49,7 +49,12 @@ def die(path, deed, step):
     assert ended.returncode == -signal.SIGKILL, ended.stderr
 
 
-@pytest.mark.parametrize("step", range(8))
+def each_step(count, usual):
+    """Steps as parameters, of which all but the usual ones are slow."""
+    return [pytest.param(step, marks=[] if step in usual else pytest.mark.slow) for step in range(count)]
+
+
+@pytest.mark.parametrize("step", each_step(8, usual=(3, 4)))
 def test_a_writer_killed_at_a_step_leaves_the_commit_on_all_shards_or_on_none(built, results, tmp_path, step):
     """Steps: three shards prepare, shard 0 notes the commit, three shards publish, the end."""
     path = tmp_path / "sharded"
@@ -66,7 +71,7 @@ def test_a_writer_killed_at_a_step_leaves_the_commit_on_all_shards_or_on_none(bu
         assert index.check() == []
 
 
-@pytest.mark.parametrize("step", range(7))
+@pytest.mark.parametrize("step", each_step(7, usual=(0, 3)))
 def test_a_shard_killed_at_a_step_leaves_the_commit_on_all_shards_or_on_none(
     built, results, tmp_path, monkeypatch, step
 ):
@@ -104,7 +109,7 @@ def test_a_shard_killed_at_a_step_leaves_the_commit_on_all_shards_or_on_none(
         assert again.check() == []
 
 
-@pytest.mark.parametrize("shard", [0, 1])
+@pytest.mark.parametrize("shard", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_full_disk_of_one_shard_refuses_the_commit_everywhere(built, results, tmp_path, shard):
     """The limit of the size of files of one process stands for the full disk; after a rollback all goes on."""
     path = tmp_path / "sharded"

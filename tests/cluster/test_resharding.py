@@ -82,7 +82,7 @@ def test_a_resharding_that_fails_leaves_the_old_shards(built, tmp_path):
         same(before, searched(again))
 
 
-@pytest.mark.parametrize("step", [0, 1, 2])
+@pytest.mark.parametrize("step", [pytest.param(0, marks=pytest.mark.slow), 1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_writer_killed_while_it_reshards_leaves_one_of_the_two(built, tmp_path, step):
     """Before the old shards name their successor, before the new ones are marked as decided, and at the end."""
     path = tmp_path / "sharded"

@@ -155,7 +155,7 @@ def test_shards_are_served_as_one_index(ray, tmp_path):
             "status": "ok", "vectors": 3000, "dimension": DIMENSION, "metric": "l2",
             "fields": {"n": "int64", "text": "document"},
         }  # fmt: skip
-        refused = client.post("/search", json={"vectors": QUERIES[:1].tolist(), "max_reads": 3})
+        refused = client.post("/search", json={"vectors": QUERIES[:1].tolist(), "nprobe": 3})
         assert (refused.status_code, "ShardedIndex has no such option" in refused.text) == (422, True)
         refused = client.post("/search", json={"vectors": QUERIES[:1].tolist(), "fields": ["author"]})
         assert (refused.status_code, "author" in refused.text) == (422, True)

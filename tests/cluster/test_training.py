@@ -86,7 +86,8 @@ def work(config):
         shared.close()
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.filterwarnings("ignore")  # Ray warns of what it does itself
 @pytest.mark.parametrize("reads", [False, True])
 def test_a_worker_dies_and_others_go_on_in_another_number(ray, tmp_path, reads):

@@ -159,3 +159,6 @@ def _build_all(
                 running = busy[node]
             running.append(builder.build.remote(source.schema, source.id_kind, epoch, each))
     ray.get([answer for running in busy.values() for answer in running])
+    for shard, of_shard in enumerate(builders):
+        if (built := ray.get(of_shard[0].count.remote())) != counts[shard]:
+            raise ValueError(f"ids: {counts[shard] - built} vectors have those of others; expected each id once")

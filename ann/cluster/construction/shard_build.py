@@ -73,10 +73,14 @@ class ShardBuild:
         chosen: npt.NDArray[np.int64] = every[every % divisor == rest]
         return chosen
 
+    def count(self) -> int:
+        """Return the number of vectors taken."""
+        return sum(len(ids) for _, ids, _ in self._taken.values())
+
     def build(self, schema: Mapping[str, str], id_kind: str, mark: int, options: Mapping[str, Any]) -> int:
         """Build the index with attributes of these types, at a commit; return the number of its vectors."""
         blocks = self._ordered()
-        count = sum(len(ids) for _, ids, _ in blocks)
+        count = self.count()
         empty = np.empty(0, np.int64 if id_kind == "int64" else object)
         vectors: Any = self._blocks() if count else np.empty((0, self._dimension), self._dtype)
         attributes = {

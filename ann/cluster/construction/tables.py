@@ -1,5 +1,6 @@
 """TableSource: the vectors of a Ray Dataset. Tasks on all nodes read its blocks and send them to their shards."""
 
+import hashlib
 import json
 import tempfile
 from collections.abc import Sequence
@@ -131,8 +132,8 @@ def _deal(
     merge_schema(schema, given, count)
     values = as_objects(given, schema)
     rows = [dict(row) for row in table.select(columns.documents).to_pylist()] if columns.documents else None
-    # The least id tells this table from others, also where a task that failed half way runs again.
-    dealer = Dealer(str(ids.numbers.min(initial=0)), cells, builders)
+    # The ids tell this table from others, also where a task that failed half way runs again.
+    dealer = Dealer(hashlib.sha256(ids.numbers.tobytes()).hexdigest(), cells, builders)
     with tempfile.TemporaryDirectory() as scratch, _opened(table, columns, scratch) as source:
         for start, block in source.blocks() if count else ():
             part = slice(start, start + len(block))

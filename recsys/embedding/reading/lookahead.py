@@ -169,8 +169,11 @@ class Lookahead:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Begin the next epoch at the position `state`, with the same order of batches.
 
-        The batches before that position are read and dropped.
+        The batches before that position are read and dropped. Of the states of several ranks, as
+        `ShardedEmbeddingBagCollection.extra` has them for another number of ranks, that of the first counts: all ranks
+        begin with its random numbers, and so in one order.
         """
+        state = state["shards"][0] if "shards" in state else state
         self.close()
         self._epoch = None
         self._skip = check_int("state['position']", state["position"], 0, 2**62)
