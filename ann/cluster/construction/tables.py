@@ -1,7 +1,7 @@
 """TableSource: the vectors of a Ray Dataset. Tasks on all nodes read its blocks and send them to their shards."""
 
 import hashlib
-import json
+import pickle
 import tempfile
 from collections.abc import Sequence
 from functools import partial
@@ -80,25 +80,30 @@ class TableSource:
         """Return random vectors and their ids."""
         share = min(1.0, 1.2 * count / self._count)
         take = partial(_sample, self._columns, self.id_kind, share, seed)
-        found = self._batches(take)
-        vectors = np.concatenate([np.frombuffer(raw, self.dtype) for each in found for raw in each["vectors"]])
-        ids = np.concatenate([_unpacked(raw, self.id_kind) for each in found for raw in each["ids"]])
+        found = self._results(take)
+        vectors, ids = (np.concatenate([each[place] for each in found]) for place in range(2))
         order = np.argsort(as_ids(ids, self.id_kind).numbers, kind="stable")[:count]
-        return vectors.reshape(-1, self.dimension)[order], ids[order]
+        return vectors[order], ids[order]
 
     def deal(self, cells: Cells, builders: Builders) -> npt.NDArray[np.int64]:
         """Send all vectors to their shards."""
         take = partial(_deal, self._columns, self.id_kind, self.schema, cells, builders)
         counts = np.zeros(len(builders), np.int64)
-        for batch in self._batches(take):
-            counts += np.sum([np.frombuffer(raw, np.int64) for raw in batch["counts"]], axis=0)
-            self.next_id = max(self.next_id, *batch["next_id"])
+        for of_table, following in self._results(take):
+            counts += of_table
+            self.next_id = max(self.next_id, following)
         return counts
 
-    def _batches(self, function: Any) -> list[dict[str, list[Any]]]:
-        """Return the results of a function of tables, which tasks on all nodes call."""
-        results = self._dataset.map_batches(function, batch_format="pyarrow", batch_size=None, zero_copy_batch=True)
-        return [batch.to_pydict() for batch in _told(lambda: [*results.iter_batches(batch_format="pyarrow")])]
+    def _results(self, function: Any) -> list[Any]:
+        """Return the results of a function of tables, which tasks on all nodes call; raise the first error of one."""
+        call = partial(_packed, function)
+        results = self._dataset.map_batches(call, batch_format="pyarrow", batch_size=None, zero_copy_batch=True)
+        batches = _told(lambda: [*results.iter_batches(batch_format="pyarrow")])
+        found = [pickle.loads(raw) for batch in batches for raw in batch["result"].to_pylist()]
+        for each in found:
+            if isinstance(each, Exception):
+                raise each
+        return found
 
 
 def attribute_type(name: str, kind: Any) -> str:
@@ -116,16 +121,27 @@ def attribute_type(name: str, kind: Any) -> str:
     raise TypeError(f"attribute {name!r} has the type {kind}: expected integers, floats, bools, text or datetimes")
 
 
-def _sample(columns: TableColumns, kind: IdKind, share: float, seed: int, table: Any) -> dict[str, list[bytes]]:
+def _packed(function: Any, table: Any) -> dict[str, list[bytes]]:
+    """Return the result of a function of a table, or its error, which Ray Data would give as text."""
+    try:
+        result = function(table)
+    except (ValueError, TypeError, OSError) as error:
+        result = error
+    return {"result": [pickle.dumps(result)]}
+
+
+def _sample(
+    columns: TableColumns, kind: IdKind, share: float, seed: int, table: Any
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     ids = _ids(table, columns, kind)
     rows = sampled(ids, share, seed)
     with tempfile.TemporaryDirectory() as scratch, _opened(table, columns, scratch) as source:
-        return {"vectors": [source.take(rows).tobytes()], "ids": [_packed(ids.values()[rows])]}
+        return source.take(rows), ids.values()[rows]
 
 
 def _deal(
     columns: TableColumns, kind: IdKind, schema: dict[str, Any], cells: Cells, builders: Builders, table: Any
-) -> dict[str, list[Any]]:
+) -> tuple[npt.NDArray[np.int64], int]:
     ids = _ids(table, columns, kind)
     names, count = ids.values(), len(ids)
     given = as_columns({name: _plain(table[name]) for name in columns.attributes}, count)
@@ -140,7 +156,7 @@ def _deal(
             pieces = {name: column[part] for name, column in values.items()}
             dealer.send(block, names[part], pieces, None if rows is None else rows[part])
     following = int(names.max(initial=-1)) + 1 if kind == "int64" else 0
-    return {"counts": [dealer.finish().tobytes()], "next_id": [following]}
+    return dealer.finish(), following
 
 
 def _opened(table: Any, columns: TableColumns, scratch: str) -> VectorSource:
@@ -157,14 +173,6 @@ def _plain(column: Any) -> Any:
     whole = column.combine_chunks()
     whole = whole.chunk(0) if hasattr(whole, "chunk") and whole.num_chunks else whole
     return whole.to_numpy_ndarray() if hasattr(whole, "to_numpy_ndarray") else column
-
-
-def _packed(ids: npt.NDArray[Any]) -> bytes:
-    return json.dumps(ids.tolist()).encode() if ids.dtype == object else ids.tobytes()
-
-
-def _unpacked(raw: bytes, kind: IdKind) -> npt.NDArray[Any]:
-    return np.array(json.loads(raw), object) if kind == "str" else np.frombuffer(raw, np.int64)
 
 
 def _told(call: Any) -> Any:
