@@ -56,6 +56,9 @@ def _pieces(name: str, columns: TableColumns) -> list[dict[str, Any]]:
 
         with _open(name) as file:
             about = pq.ParquetFile(file).metadata
+        there = about.schema.to_arrow_schema().names
+        if missing := [each for each in columns.names if each != _IDS and each not in there]:
+            raise ValueError(f"{name}: has no column {missing[0]!r}; expected one of {there}")
         return [
             {"file": name, "group": group, "start": 0, "rows": about.row_group(group).num_rows}
             for group in range(about.num_row_groups)
@@ -64,7 +67,10 @@ def _pieces(name: str, columns: TableColumns) -> list[dict[str, Any]]:
         raise ValueError(f"vectors holds {name!r}: expected files that end in .npy or .parquet")
     if columns.ids != _IDS or columns.attributes or columns.documents:
         raise ValueError(f"vectors holds {name!r}: a .npy file has no columns for ids, attributes and documents")
-    (count, width), dtype, _ = _header(name)
+    (count, width), dtype, begin = _header(name)
+    with _open(name) as file:
+        if file.seek(0, os.SEEK_END) < begin + count * width * dtype.itemsize:
+            raise FormatError(f"{name}: ends before row {count}")
     step = max(1, _PIECE_BYTES // (width * dtype.itemsize))
     return [
         {"file": name, "group": -1, "start": start, "rows": min(step, count - start)} for start in range(0, count, step)
@@ -106,8 +112,6 @@ def _table(table: Any, columns: TableColumns) -> Any:
         wanted = [name for name in columns.names if name != _IDS]
         with _open(piece["file"]) as file:
             made = pq.ParquetFile(file).read_row_group(piece["group"], columns=wanted)
-        if missing := [name for name in wanted if name not in made.column_names]:
-            raise ValueError(f"{piece['file']}: has no column {missing[0]!r}; expected one of its columns")
     return made.append_column(_IDS, pa.array(rows, pa.int64())) if columns.ids == _IDS else made
 
 
