@@ -4,7 +4,7 @@
 request to the store takes 30 ms and its bytes 100 MB/s; every fiftieth request fails, loses its answer, is cut short,
 or has a byte flipped; the first push is killed half-way, and resumed. The pulled copy must equal the index. Then single
 queries run in place with an empty cache, and then each in turn with a warm one and on the local index. For an index of
-10 GB: ``--vectors 2600000 --dram 1000000000``.
+10 GB: ``--vectors 2600000 --dram 1800000000 --recall 0.85``.
 """
 
 import time
@@ -35,8 +35,9 @@ Floats = npt.NDArray[np.float32]
 class Times:
     """Wall and processor milliseconds of single searches of one index, and the ids found."""
 
-    def __init__(self, index: ZoomIndex) -> None:
+    def __init__(self, index: ZoomIndex, recall: float) -> None:
         self._index = index
+        self._recall = recall
         self.wall: list[float] = []
         self.cpu: list[float] = []
         self.ids: list[Any] = []
@@ -44,15 +45,15 @@ class Times:
     def ask(self, query: Floats) -> None:
         """Search for one query."""
         cpu, wall = time.process_time(), time.perf_counter()
-        found = self._index.search(query, K)
+        found = self._index.search(query, K, recall=self._recall)
         self.wall.append((time.perf_counter() - wall) * 1e3)
         self.cpu.append((time.process_time() - cpu) * 1e3)
         self.ids.append(found.ids)
 
 
-def by_query(here: ZoomIndex, far: ZoomIndex, queries: Floats) -> tuple[Times, Times]:
+def by_query(here: ZoomIndex, far: ZoomIndex, queries: Floats, recall: float) -> tuple[Times, Times]:
     """Ask each query of both, one after the other, so that a neighbour on the machine disturbs both alike."""
-    local, warm = Times(here), Times(far)
+    local, warm = Times(here, recall), Times(far, recall)
     for number, query in enumerate(queries):
         for side in (local, warm) if number % 2 else (warm, local):
             side.ask(query)
@@ -106,16 +107,18 @@ def transfers(index: ZoomIndex, scratch: Path, bucket: Bucket, added: Floats) ->
     ]  # fmt: skip
 
 
-def searches(here: ZoomIndex, scratch: Path, bucket: Bucket, queries: Floats, cache_bytes: int) -> list[Figure]:
+def searches(
+    here: ZoomIndex, scratch: Path, bucket: Bucket, queries: Floats, recall: float, cache_bytes: int
+) -> list[Figure]:  # fmt: skip
     """Search in place with an empty and with a warm cache, beside the local index."""
     start, before = time.perf_counter(), bucket.requests
     with ZoomIndex.open(URL, cache=scratch / "cache", cache_bytes=cache_bytes) as far:
         opening, requests = time.perf_counter() - start, bucket.requests - before
-        cold, before = Times(far), bucket.requests
+        cold, before = Times(far, recall), bucket.requests
         for query in queries:
             cold.ask(query)
         cold_requests, before = (bucket.requests - before) / len(queries), bucket.requests
-        rounds = [by_query(here, far, queries) for _ in range(_ROUNDS)]
+        rounds = [by_query(here, far, queries, recall) for _ in range(_ROUNDS)]
         warm_requests = (bucket.requests - before) / len(queries) / _ROUNDS
     expected = rounds[0][0].ids
     differ = sum(not np.array_equal(ids, other) for ids, other in zip(cold.ids, expected, strict=True))
@@ -146,12 +149,15 @@ def ratios(found: dict[str, list[float]]) -> list[float]:
 @click.option("--dimension", default=960, show_default=True)
 @click.option("--dram", default=32 << 20, show_default=True, help="Bytes.")
 @click.option("--queries", default=200, show_default=True)
+@click.option(
+    "--recall", default=0.95, show_default=True, help="Of searches; above the most that codes reach, all is read."
+)
 @click.option("--latency-ms", default=30.0, show_default=True)
 @click.option("--megabytes-per-second", default=100.0, show_default=True, help="Of one request.")
 @click.option("--fault-every", default=50, show_default=True, help="Requests.")
 @click.option("--cache-bytes", default=64 << 30, show_default=True)
 def main(
-    scratch: Path, vectors: int, dimension: int, dram: int, queries: int, latency_ms: float,
+    scratch: Path, vectors: int, dimension: int, dram: int, queries: int, recall: float, latency_ms: float,
     megabytes_per_second: float, fault_every: int, cache_bytes: int,
 ) -> Outcome:  # fmt: skip
     """Push, pull and search."""
@@ -170,7 +176,7 @@ def main(
         figures = transfers(index, scratch, bucket, added[: vectors // 100])
         bucket.fault = lambda number: None
         with ZoomIndex.open(scratch / "index") as here:
-            figures += searches(here, scratch, bucket, asked, cache_bytes)
+            figures += searches(here, scratch, bucket, asked, recall, cache_bytes)
     return Outcome(Record(figures))
 
 
