@@ -11,8 +11,8 @@ EXTRAS = {
     "PIL": "images", "click": "cli", "datasets": "datasets", "faiss": "search", "fastapi": "serve",
     "fsspec": "remote", "h5py": "hdf5", "langchain_core": "langchain", "lightning": "lightning",
     "llama_index": "llamaindex", "matplotlib": "plots", "pandas": "pandas", "polars": "polars",
-    "prometheus_client": "serve", "pyarrow": "parquet", "pydantic": "serve", "pydantic_core": "serve", "ray": "ray",
-    "rich": "cli", "scipy": "sklearn", "sklearn": "sklearn", "starlette": "serve", "torch": "torch", "tqdm": "search",
+    "prometheus_client": "serve", "pyarrow": "parquet", "ray": "ray",
+    "rich": "cli", "scipy": "sklearn", "sklearn": "sklearn", "torch": "torch", "tqdm": "search",
     "transformers": "transformers", "zstandard": "zstd",
 }  # fmt: skip
 

@@ -145,7 +145,8 @@ def test_an_adapter_tells_the_extra_that_brings_its_library(module: str, missing
 def test_every_package_told_belongs_to_the_extra_that_is_told() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     named = {"PIL": "pillow", "faiss": "faiss-cpu", "langchain_core": "langchain-core", "scipy": "scikit-learn"}
-    named |= {"llama_index": "llama-index-core", "sklearn": "scikit-learn"}  # scipy comes with scikit-learn
+    named |= {"prometheus_client": "prometheus-client", "llama_index": "llama-index-core"}
+    named |= {"sklearn": "scikit-learn"}  # scipy comes with scikit-learn
     for package, extra in EXTRAS.items():
         brought = " ".join(project["optional-dependencies"][extra])
         assert f"{named.get(package, package)}>=" in brought, package

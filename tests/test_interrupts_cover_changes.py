@@ -32,6 +32,9 @@ READS = {
     "VectorReader": "blocks take",
     "ZoomIndex": "blocks contains explain fetch push range_search reconstruct search search_iter stats",
     "CarouselBuffer": "empty occupied push stored_ids value",
+    "SharedBuffer": "empty sample stats value",
+    "ShardedBuffer": "empty sample stats value",
+    "SharedLoader": "plan serve start",
     "EmbeddingBag": f"{TABLES} extra_repr push",
     "EmbeddingBagCollection": f"{TABLES} extra_repr push",
     "ShardedEmbeddingBagCollection": f"{TABLES} push",
@@ -46,6 +49,9 @@ MADE_OF_OTHERS = {
     "LogitIndex": "build",
     "Store": "copy",
     "Lookahead": "close load_state_dict",
+    "SharedBuffer": "add checkpoint close feedback forget refresh resize",
+    "ShardedBuffer": "close feedback open refresh",
+    "SharedLoader": "close",
 }
 """What makes one shielded call, or several of which each may be the last."""
 

@@ -3,6 +3,7 @@
 import errno
 import os
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from os import PathLike
@@ -18,6 +19,7 @@ __all__ = ["IndexServer"]
 
 _NAME, _DRAIN_SECONDS = "memhier", 60
 _QUIET = {"log_level": "WARNING", "enable_access_log": False}
+_PATIENCE_S = 10.0  # for processes to end
 _STORE_BYTES = 128 << 20  # of Ray's object store: requests do not pass through it
 
 
@@ -75,6 +77,7 @@ class IndexServer(Closing):
         if ray.is_initialized():
             raise RuntimeError("a Ray runs in this process: run memhier.ann.serving.application there")
         _check_free(host, check_int("port", port, 1, 65535))
+        self._address = host, port
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         if not (sharded := is_sharded(path)):
             open_index(path).close()  # refused in words here, and in Ray's log by the replica
@@ -98,6 +101,7 @@ class IndexServer(Closing):
                 serve.delete(_NAME)  # the answers under way are sent
             finally:
                 ray.shutdown()
+                _await_free(*self._address)  # the processes end a moment later
 
 
 def _check_free(host: str, port: int) -> None:
@@ -122,6 +126,19 @@ def _start_ray(port: int) -> None:
             )  # fmt: skip
         except Exception as error:  # Ray raises no kind of its own
             raise TimeoutError(f"Ray does not start; on a busy machine try again: {error}") from error
+
+
+def _await_free(host: str, port: int) -> None:
+    """Wait until an address is free, for a bounded time."""
+    deadline = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            _check_free(host, port)
+            return
+        except OSError:
+            if time.monotonic() > deadline:
+                return
+        time.sleep(0.05)
 
 
 @contextmanager

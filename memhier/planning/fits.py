@@ -13,6 +13,7 @@ __all__ = ["GrowthLaw", "fit_work"]
 Floats = npt.NDArray[np.float64]
 
 _T95 = 3.18  # Student's t for 95 % and three degrees of freedom: five sizes less two numbers
+_EXPONENT_MOST = 700.0  # of a float64; an interval as wide as that says nothing
 _NOISE = 0.04  # relative, of one measured value: the calibration of one index differs from the next
 _BEND = 0.1  # that the slope may change over a factor of e in size, as far as prior knowledge goes
 
@@ -104,8 +105,8 @@ class GrowthLaw:
         quantity neither falls nor grows faster than the size.
         """
         away = math.log(size / self.size)
-        wide = math.exp(_T95 * math.hypot(self.level_error, self.slope_error * away))
-        near = math.exp(_T95 * self.level_error)
+        wide = math.exp(min(_EXPONENT_MOST, _T95 * math.hypot(self.level_error, self.slope_error * away)))
+        near = math.exp(min(_EXPONENT_MOST, _T95 * self.level_error))
         flat, steep = sorted((self.level, self.level * size / self.size))
         return max(self.at(size) / wide, flat / near), min(self.at(size) * wide, steep * near)
 

@@ -125,10 +125,10 @@ def test_the_same_seed_gives_the_same_vectors(installation: Path, tmp_path: Path
 def test_without_matplotlib_the_demo_goes_on(installation: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = builtins.__import__
 
-    def refuse(name: str, *rest: Any) -> Any:
+    def refuse(name: str, *rest: Any, **named: Any) -> Any:
         if name.startswith("matplotlib"):
-            raise ImportError(name)
-        return real(name, *rest)
+            raise ModuleNotFoundError(name, name=name)
+        return real(name, *rest, **named)
 
     monkeypatch.setattr(builtins, "__import__", refuse)
     result = invoke()

@@ -108,7 +108,9 @@ def test_mypy_sees_all_of_the_core() -> None:
     tree = ast.parse((ROOT / "memhier/backend.py").read_text())
     (core,) = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == "_Core"]
     aliases = {
-        ast.unparse(part.targets[0]): ast.unparse(part.value) for part in core.body if isinstance(part, ast.Assign)
+        ast.unparse(part.target if isinstance(part, ast.AnnAssign) else part.targets[0]): ast.unparse(part.value)
+        for part in core.body
+        if isinstance(part, ast.Assign | ast.AnnAssign) and part.value is not None
     }
     functions = {name for name, node in STUB.items() if isinstance(node, ast.FunctionDef)}
     assert aliases == {name: f"staticmethod(_core.{name})" if name in functions else f"_core.{name}" for name in STUB}

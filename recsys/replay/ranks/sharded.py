@@ -110,7 +110,7 @@ class ShardedBuffer(Closing):
     ...     batch = buffer.sample(4)
     ...     buffer.feedback(batch)
     ...     buffer.checkpoint(), len(batch)
-    (1, 4)
+    (2, 4)
     >>> torch.distributed.destroy_process_group()
     """
 
@@ -249,7 +249,7 @@ class ShardedBuffer(Closing):
 
     @shielded
     def checkpoint(self, values: Mapping[str, bytes] | None = None) -> int:
-        """Make every shard durable; return the number of the checkpoint when all are.
+        """Make every shard durable; return the number of the checkpoint when all are. Making the buffer was the first.
 
         Ranks that end at any moment, even amid a checkpoint, go on from the newest that all of them have.
 
