@@ -19,7 +19,7 @@ __all__ = ["IndexServer"]
 
 _NAME, _DRAIN_SECONDS = "memhier", 60
 _QUIET = {"log_level": "WARNING", "enable_access_log": False}
-_PATIENCE_S = 10.0  # for processes to end
+_PATIENCE_S = 60.0  # for processes to end
 _STORE_BYTES = 128 << 20  # of Ray's object store: requests do not pass through it
 
 
