@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("ray.util", reason="needs the extra ray; `make test-cluster` installs it")
-pytest.importorskip("pyarrow")
+pytest.importorskip("pyarrow", reason="needs the extra parquet; `make develop` installs it")
 
 import pyarrow as pa
 import pyarrow.parquet as pq

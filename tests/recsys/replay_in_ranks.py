@@ -202,6 +202,7 @@ def at_odds(folder: Path, ranks: int, rank: int, _: str) -> Any:
         lambda: ShardedBuffer.open(path),
         lambda: ShardedBuffer(path, memory=4 + rank, schema={"x": "int64"}),
         lambda: ShardedBuffer(path, memory=4 if rank else -1, schema={"x": "int64"}),
+        lambda: ShardedBuffer(path, memory=4, schema={"x": "int64"}, seed=-1),
         lambda: ShardedBuffer(path, memory=4, schema={"x": "int64"}),
         lambda: ShardedBuffer(path, memory=4, schema={"x": "int64"}),
     ]

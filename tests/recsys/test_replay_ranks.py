@@ -105,7 +105,8 @@ def test_shards_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     assert all("expected the same schema, memory" in told[1] for told in found)
     assert "memory=-1" in found[0][2]
     assert "rank 0" in found[1][2]
-    assert [told[3] for told in found] == ["", ""]
-    assert all("FileExistsError" in told[4] for told in found)
+    assert all("ValueError: seed=-1" in told[3] for told in found)
+    assert [told[4] for told in found] == ["", ""]
+    assert all("FileExistsError" in told[5] for told in found)
     (told,) = in_ranks("fewer", tmp_path, 1)
     assert "has the shards of 2 ranks, and 1 ranks opened it" in told

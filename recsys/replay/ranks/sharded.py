@@ -12,6 +12,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from memhier.arguments import check_int
 from memhier.closing import Closing
 from memhier.errors import ClosedError, FormatError
 from memhier.fields import decode_json, integer, record
@@ -121,6 +122,7 @@ class ShardedBuffer(Closing):
         folder = Path(path) / f"shard-{messages.rank}"
 
         def make() -> CarouselBuffer:
+            check_int("seed", seed, 0, 2**63 - 1)
             folder.parent.mkdir(parents=True, exist_ok=True)
             own = int(mixed(np.array([messages.rank]), seed)[0] >> np.uint64(1))
             return CarouselBuffer(folder, seed=own, way_back=True, **options)
