@@ -69,12 +69,18 @@ class ClusterBackup:
         if not numbers or (number is not None and number not in numbers):
             sought = "backup of an index over shards" if number is None else f"backup {number}"
             raise FileNotFoundError(errno.ENOENT, f"no {sought} here", place.url)
-        number = numbers[-1] if number is None else number
-        where = place.address(_path(number))
-        found = decode_json(_body(_read(place, number), where), where, _CHECK)
+        chosen = numbers[-1] if number is None else number
+        where = place.address(_path(chosen))
+        try:
+            body = _body(_read(place, chosen), where)
+        except FileNotFoundError:
+            if number is not None or _numbers(place) == numbers:
+                raise
+            return cls.read(url)  # pruned meanwhile: there is a newer one
+        found = decode_json(body, where, _CHECK)
         cells = [np.frombuffer(object_of(place, found[name]["name"], found[name]["size"]), np.uint8) for name in _CELLS]
         about = ClusterMap.decode(json.dumps(found["about"]).encode(), cells[0], cells[1], where)
-        return cls(place.url, number, about, [(each["folder"], each["generation"]) for each in found["shards"]])
+        return cls(place.url, chosen, about, [(each["folder"], each["generation"]) for each in found["shards"]])
 
     def refuse_other_commit(self, about: ClusterMap, latest: int = 0) -> None:
         """Raise ShardLostError unless this is the backup of a commit, and no shard has the `latest` one beyond it."""
@@ -197,7 +203,7 @@ def _stem(url: str, about: ClusterMap, shard: int) -> str:
 
 
 def _numbers(place: Place) -> list[int]:
-    names = (name.removesuffix(".json") for name in place.sizes(_CATALOGS))
+    names = (name.removesuffix(".json") for name in place.names(_CATALOGS))
     return sorted(int(name) for name in names if name.isdigit())
 
 

@@ -6,9 +6,11 @@ again behind the first.
 """
 
 import errno
-from collections.abc import Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 from memhier.arguments import check_int
 from memhier.errors import CorruptionError, FormatError
@@ -28,6 +30,8 @@ __all__ = [
     "publish",
     "remove_damaged",
 ]
+
+T = TypeVar("T")
 
 _FOLDER = "manifests"
 _TRIES = 3  # of a manifest that arrives damaged
@@ -153,18 +157,21 @@ def check_backup(url: str) -> list[str]:
     >>> check_backup("memory://check-example")
     []
     """
-    place, findings = Place(url), []
-    numbers, sizes, last = _numbers(place), dict[str, int](), dict[str, int]()
-    if not numbers:
-        raise _nothing_at(place, None)
-    for number in numbers:
+    place, wrong = Place(url), dict[str, str]()
+    damaged: dict[int, str] = {}
+
+    def sizes_of(number: int) -> dict[str, int]:
         try:
-            with suppress(FileNotFoundError):  # pruned meanwhile
-                last = _read(place, number).sizes()
-                sizes.update(last)
+            return _read(place, number).sizes()
         except (CorruptionError, FormatError) as error:
-            findings.append(str(error))
-    wrong: dict[str, str] = {}
+            damaged[number] = str(error)
+            return {}
+
+    found = _each(place, sizes_of)
+    if not found:
+        raise _nothing_at(place, None)
+    last = next((each for _, each in reversed(found) if each), {})
+    sizes = {name: size for _, each in found for name, size in each.items()}
 
     def look(name: str) -> None:
         try:
@@ -175,7 +182,7 @@ def check_backup(url: str) -> list[str]:
                 wrong[name] += "; prune_backups removes them, with older generations"
 
     each_in_parallel(look, sizes)
-    return findings + [wrong[name] for name in sorted(wrong)]
+    return [damaged[number] for number, _ in found if number in damaged] + [wrong[name] for name in sorted(wrong)]
 
 
 def object_of(place: Place, name: str, size: int) -> bytes:
@@ -212,15 +219,8 @@ def remove_damaged(place: Place) -> None:
 
 def newest(place: Place) -> tuple[int, Manifest | None]:
     """Return the number of the last push and its manifest; 0 and None where nothing was pushed."""
-    for attempt in range(_TRIES):
-        if not (numbers := _numbers(place)):
-            break
-        try:
-            return numbers[-1], _read(place, numbers[-1])
-        except FileNotFoundError:  # pruned meanwhile: there is a newer one
-            if attempt == _TRIES - 1:
-                raise
-    return 0, None
+    found = _each(place, partial(_read, place), last=1)
+    return found[-1] if found else (0, None)
 
 
 def manifest_of(place: Place, generation: int | None) -> Manifest:
@@ -268,14 +268,27 @@ def publish(place: Place, number: int, manifest: Manifest) -> bool:
                 raise
 
 
-def _manifests(place: Place) -> Iterator[tuple[int, Manifest]]:
-    for number in _numbers(place):
-        with suppress(FileNotFoundError):  # pruned meanwhile
-            yield number, _read(place, number)
+def _manifests(place: Place) -> list[tuple[int, Manifest]]:
+    return _each(place, partial(_read, place))
+
+
+def _each(place: Place, read: Callable[[int], T], last: int = 0) -> list[tuple[int, T]]:
+    """Read the manifests by number, or the last ones; where the newest went meanwhile, there is a newer one."""
+    newest = -1
+    while (numbers := _numbers(place)) and numbers[-1] != newest:
+        newest, found = numbers[-1], list[tuple[int, T]]()
+        for number in numbers[-last:]:
+            with suppress(FileNotFoundError):
+                found.append((number, read(number)))
+        if found and found[-1][0] == newest:
+            return found
+    if numbers:
+        raise FileNotFoundError(errno.ENOENT, "is listed, but not there", place.address(_path(newest)))
+    return []
 
 
 def _numbers(place: Place) -> list[int]:
-    names = (name.removesuffix(".json") for name in place.sizes(_FOLDER))
+    names = (name.removesuffix(".json") for name in place.names(_FOLDER))
     return sorted(int(name) for name in names if name.isdigit())
 
 

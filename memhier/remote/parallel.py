@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import TypeVar
 
-from memhier.shield import check_interrupt
+from memhier.shield import check_interrupt, shielded
 
 __all__ = ["IN_FLIGHT", "each_in_parallel"]
 
@@ -14,6 +14,7 @@ IN_FLIGHT = 8
 _LOOK_S = 0.05
 
 
+@shielded
 def each_in_parallel(work: Callable[[T], object], items: Iterable[T]) -> None:
     """Do the work for each item, eight at a time; items are taken only as others end.
 

@@ -147,6 +147,20 @@ class Place:
 
         self._again(name, write)
 
+    def names(self, folder: str) -> list[str]:
+        """Return the names of the objects in a folder at one time; none where there is no folder."""
+
+        def look(fs: Any) -> list[str]:
+            fs.invalidate_cache()
+            try:
+                # Without details: fsspec asks this machine's folders for them later, and leaves out those gone by then.
+                found = fs.ls(self._path(folder), detail=False)
+            except FileNotFoundError:
+                return []
+            return [str(each).rstrip("/").rpartition("/")[2] for each in found]
+
+        return self._again(folder, look)
+
     def sizes(self, folder: str) -> dict[str, int]:
         """Return the names of the objects in a folder with their bytes; none where there is no folder."""
 

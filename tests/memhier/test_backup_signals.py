@@ -4,12 +4,16 @@ import multiprocessing
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 
 from memhier import CorruptionError, Store, backups, check_backup, prune_backups
 
@@ -130,3 +134,49 @@ def test_readers_beside_pushes_that_prune(folder: Path) -> None:
         process.join()
     assert [process.exitcode for process in processes] == [0, 0]
     assert check_backup(f"file://{folder}/far") == []
+
+
+def test_an_interrupted_transfer_ends_its_threads(folder: Path, interrupts: Any) -> None:
+    url = f"file://{folder}/far"
+    with Store.open(folder / "store", "test", writable=True) as store:
+        for call in (lambda: store.push(url, verify=True), lambda: check_backup(url), lambda: prune_backups(url, 1)):
+            for _ in interrupts.every(call):
+                assert [each.name for each in threading.enumerate() if each.name.startswith("memhier-transfer")] == []
+    assert check_backup(url) == []
+
+
+def open_there(url: str) -> int:
+    with Store.open(url, "test", cache=Path(url.removeprefix("file://")).parent / "cache") as far:
+        return far.generation
+
+
+@pytest.mark.parametrize("look", [backups, check_backup, open_there])
+def test_a_look_while_the_newest_is_replaced_sees_a_newer_one(
+    folder: Path, look: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each time a manifest is looked at, another process has just put a newer one in its place, some times over."""
+    url, left = f"file://{folder}/far", 5
+
+    def replace_newest(path: Any) -> None:
+        nonlocal left
+        if "manifests/" in str(getattr(path, "path", path)) and left > 0:
+            left, fixed = left - 1, left
+            left = -left
+            with Store.open(folder / "store", "test", writable=True) as store:
+                with store.begin() as tx:
+                    tx.put("turn", str(fixed).encode())
+                    tx.commit()
+                store.push(url, keep=1)
+            left = -left
+
+    for name in ("info", "cat_file"):
+        original = getattr(LocalFileSystem, name)
+
+        def struck(self: Any, path: Any, *rest: Any, original: Any = original, **options: Any) -> Any:
+            replace_newest(path)
+            return original(self, path, *rest, **options)
+
+        monkeypatch.setattr(LocalFileSystem, name, struck)
+    found = look(url)
+    assert left == 0
+    assert found == [] if look is check_backup else found
