@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
+from memhier.ending import before_exit
 from memhier.errors import LockedError
 from memhier.shield import uninterrupted
 from memhier.store.segments import FullError
@@ -76,6 +77,8 @@ class Checkpoints:
             self._thread = threading.Thread(
                 target=self._save, args=(table, checked, done), name="memhier-commit", daemon=True
             )
+            taken_back = before_exit(self._thread.join)
+            done.add_done_callback(lambda _: taken_back())
             self._thread.start()
             return done
 

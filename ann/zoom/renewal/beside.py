@@ -5,7 +5,6 @@ while another computes. So the work waits at its pauses while the writer is busy
 time as the writer took, so that the work ends also if the writer never rests.
 """
 
-import atexit
 import os
 import threading
 import time
@@ -19,6 +18,7 @@ from memhier.ann.zoom.pauses import pausing
 from memhier.ann.zoom.renewal.renewal import Made, Renewed, Task, follow, join, renew
 from memhier.ann.zoom.storage.layout import IndexLayout
 from memhier.ann.zoom.storage.part import IndexPart
+from memhier.ending import before_exit
 from memhier.shield import when_gone
 
 __all__ = ["Beside", "Caller", "Renewals", "StoppedError"]
@@ -82,9 +82,9 @@ class _Work(Generic[T]):
         self.error: BaseException | None = None
         self._work = work
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._taken_back = before_exit(self.end)
 
     def _run(self) -> None:
-        atexit.register(self.end)  # a daemon that computes while Python goes down may crash it
         try:
             with one_thread(), pausing(self._pause):  # other threads are the caller's
                 self.result = self._work()
@@ -93,7 +93,7 @@ class _Work(Generic[T]):
         except BaseException as error:
             self.error = error
         finally:
-            atexit.unregister(self.end)
+            self._taken_back()
 
     def _pause(self) -> None:
         while self._caller.busy and not self.stopped.is_set():

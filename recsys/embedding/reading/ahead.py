@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from memhier.ending import before_exit
 from memhier.errors import BudgetError
 from memhier.recsys.embedding.module import TableModule
 from memhier.recsys.embedding.tables import StepRows
@@ -29,6 +30,8 @@ __all__ = ["Epoch", "Limits", "Planned", "ReadAhead"]
 _RAMP_START, _RAMP_STEP = 8, 4
 # Batches read but not announced, for when the loader is slow now and then.
 _SLACK = 4
+# The program's end waits so long for a thread: its loader, or another rank, may never answer.
+_LAST_WAIT_S = 10.0
 # The planner holds for an announced key its use, and an entry if it is not resident.
 _PLANNED_BYTES = 12 + 80
 
@@ -159,6 +162,7 @@ class ReadAhead:
         # The thread of the epoch before ends first: among ranks, reads of two epochs would take each other's messages.
         module.begin_epoch(self._give_way)
         self._thread = threading.Thread(target=self._run, name="memhier-lookahead", daemon=True)
+        self._taken_back = before_exit(self._end_thread)
         self._thread.start()
 
     @property
@@ -232,6 +236,13 @@ class ReadAhead:
         if self._tables.planner is not None and announced:
             self._tables.planner.withdraw()
 
+    def _end_thread(self) -> None:
+        """End the thread as the program ends."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._thread.join(_LAST_WAIT_S)
+
     # On the training's thread.
 
     def _await_next(self) -> _Waiting:
@@ -288,6 +299,8 @@ class ReadAhead:
             with self._changed:
                 self._error, self._failed = error, True
                 self._changed.notify_all()
+        finally:
+            self._taken_back()
 
     def _step(self) -> bool:
         """Take the next action of the epoch; False once none is left."""
