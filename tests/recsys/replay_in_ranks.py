@@ -215,6 +215,38 @@ def at_odds(folder: Path, ranks: int, rank: int, _: str) -> Any:
     return told
 
 
+def refused_shards(folder: Path, ranks: int, rank: int, _: str) -> Any:
+    """Make calls that all ranks refuse, which change nothing; then one that a single rank refuses."""
+    told = []
+    with ShardedBuffer(folder / "b", memory=4, storage=20, schema=SCHEMA) as buffer:
+        buffer.add(samples(10 * rank, 6))
+        calls: list[Callable[[], Any]] = [
+            lambda: buffer.resize(memory=-1),
+            lambda: buffer.resize(memory=[1]),  # type: ignore[arg-type]
+            lambda: buffer.forget({"nothing": [1]}),
+            lambda: buffer.checkpoint({"step": "text"}),  # type: ignore[dict-item]
+            lambda: buffer.checkpoint({"ranks": b""}),
+            lambda: buffer.checkpoint(3),  # type: ignore[arg-type]
+            lambda: told.append(buffer.checkpoint({"step": b"1"})),
+            lambda: buffer.resize(memory=-1 if rank else 3),
+            lambda: buffer.add(samples(100, 2)),
+        ]
+        for call in calls:
+            try:
+                call()
+            except Exception as error:
+                told.append(f"{type(error).__name__}: {error}")
+    with ShardedBuffer.open(folder / "b") as buffer:
+        return [told, buffer.arrivals, (buffer.value("step") or b"").decode()]
+
+
+def first_draw(folder: Path, ranks: int, rank: int, seed: str) -> Any:
+    """Draw from shards that hold the same samples."""
+    with ShardedBuffer(folder / "b", memory=1000, schema={"x": "int64"}, seed=int(seed)) as buffer:
+        buffer.shard.add({"x": np.arange(1000)})
+        return buffer.sample(8)["x"].tolist()
+
+
 def fewer(folder: Path, ranks: int, rank: int, _: str) -> Any:
     """Open the shards of another number of ranks."""
     try:
@@ -224,7 +256,9 @@ def fewer(folder: Path, ranks: int, rank: int, _: str) -> Any:
     return ""
 
 
-SCENARIOS = {work.__name__: work for work in (shared, plain, refused, dealt, resumed, at_odds, fewer)}
+SCENARIOS = {
+    work.__name__: work for work in (shared, plain, refused, refused_shards, dealt, resumed, at_odds, first_draw, fewer)
+}
 
 
 def main(scenario: str, folder: Path, ranks: int, rank: int, argument: str = "") -> None:

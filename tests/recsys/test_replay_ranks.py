@@ -60,6 +60,31 @@ def test_a_call_that_one_rank_refuses_changes_nothing(tmp_path: Path) -> None:
     assert "rank 0: BudgetError" in third[5]
 
 
+def test_a_call_that_all_ranks_refuse_leaves_the_shards_open(tmp_path: Path) -> None:
+    found = in_ranks("refused_shards", tmp_path, 2)
+    for told, arrivals, step in found:
+        memory, kind, where, value, taken, values, number, _, closed = told
+        assert memory.startswith("ValueError: memory=-1")
+        assert kind.startswith("TypeError: memory=[1]")
+        assert "nothing" in where
+        assert value.startswith("TypeError: values")
+        assert "'ranks' is taken" in taken
+        assert values.startswith("TypeError: values")
+        assert number == 3  # the second was that of forget
+        assert closed.startswith("ClosedError: a change failed on some rank")
+        assert (arrivals, step) == (12, "1")
+    assert found[0][0][7].startswith("RuntimeError: rank 1: ValueError: memory=-1")
+    assert found[1][0][7].startswith("ValueError: memory=-1")
+
+
+def test_shards_of_adjacent_seeds_draw_apart(tmp_path: Path) -> None:
+    drawn = []
+    for seed in (3, 4):
+        (tmp_path / str(seed)).mkdir()
+        drawn += in_ranks("first_draw", tmp_path / str(seed), 2, str(seed))
+    assert len({tuple(slots) for slots in drawn}) == 4
+
+
 def test_shards_are_uniform_samples_of_all_streams(tmp_path: Path) -> None:
     found = in_ranks("dealt", tmp_path, 3)
     total = found[0][0]

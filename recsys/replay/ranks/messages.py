@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import distributed as dist
 
-__all__ = ["Messages"]
+__all__ = ["Messages", "said"]
 
 T = TypeVar("T")
 

@@ -3,22 +3,22 @@
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar, cast
 
 import numpy as np
 
 from memhier.arguments import check_int
 from memhier.closing import Closing
-from memhier.errors import ClosedError, FormatError
+from memhier.errors import ClosedError, CorruptionError, FormatError
 from memhier.fields import decode_json, integer, record
 from memhier.recsys.replay.batch import Batch
 from memhier.recsys.replay.buffer import CarouselBuffer, Where
-from memhier.recsys.replay.ranks.messages import Messages
+from memhier.recsys.replay.ranks.messages import Messages, said
 from memhier.recsys.replay.ranks.parts import Part, joined_parts, part_of
 from memhier.recsys.replay.storage.storage import KIND
 from memhier.recsys.replay.streams import Purpose, Uniforms, mixed
@@ -28,7 +28,10 @@ from memhier.store.store import Store
 
 __all__ = ["ShardedBuffer"]
 
+T = TypeVar("T")
+
 _VALUE = "ranks"  # of a shard's checkpoint
+_UNSAFE = (ClosedError, CorruptionError, FormatError)  # of a shard that may have changed
 _STORED = f"user/{_VALUE}"
 _CHECK = record({name: integer(0) for name in ("rank", "ranks", "seed", "checkpoint", "arrivals")})
 
@@ -58,7 +61,8 @@ class _Place:
     @classmethod
     def decode(cls, value: bytes, where: object) -> Self:
         """Return the place that `encode` wrote."""
-        return cls(**decode_json(value, f"{where}: the value {_VALUE!r}", _CHECK))
+        found = decode_json(value, f"{where}: the value {_VALUE!r}", _CHECK)
+        return cls(*(found[name] for name in cls.__slots__))
 
 
 class ShardedBuffer(Closing):
@@ -124,7 +128,8 @@ class ShardedBuffer(Closing):
         def make() -> CarouselBuffer:
             check_int("seed", seed, 0, 2**63 - 1)
             folder.parent.mkdir(parents=True, exist_ok=True)
-            own = int(mixed(np.array([messages.rank]), seed)[0] >> np.uint64(1))
+            key = int(mixed(np.zeros(1, np.int64), seed)[0])  # adjacent seeds have keys far apart
+            own = int(mixed(np.array([messages.rank]), key)[0] >> np.uint64(1))
             return CarouselBuffer(folder, seed=own, way_back=True, **options)
 
         made = _Made(folder)
@@ -268,12 +273,18 @@ class ShardedBuffer(Closing):
             When it failed on other ranks.
         """
         self._check_usable()
-        place = self._place
-        if _VALUE in (values or {}):
-            raise ValueError(f"values: the name {_VALUE!r} is taken; expected another")
-        place.checkpoint += 1
-        with self._breaking():
-            self._messages.every(lambda: self.shard.checkpoint({**(values or {}), _VALUE: place.encode()}))
+        place = replace(self._place, checkpoint=self._place.checkpoint + 1)
+
+        def commit() -> None:
+            given = {} if values is None else values
+            if not isinstance(given, Mapping):
+                raise TypeError(f"values={values!r}: expected bytes by name")
+            if _VALUE in given:
+                raise ValueError(f"values: the name {_VALUE!r} is taken; expected another")
+            self.shard.checkpoint({**given, _VALUE: place.encode()})
+
+        self._change(commit)
+        self._place = place
         return place.checkpoint
 
     def value(self, name: str) -> bytes | None:
@@ -292,16 +303,14 @@ class ShardedBuffer(Closing):
             The counts of :meth:`CarouselBuffer.forget`, over all ranks.
         """
         self.checkpoint()
-        with self._breaking():
-            told = self._messages.every(lambda: self.shard.forget(where))
+        told = self._change(lambda: self.shard.forget(where))
         return {name: sum(one[name] for one in told) for name in told[0]}
 
     @shielded
     def resize(self, *, memory: int | str | None = None, storage: int | str | None = None) -> None:
         """Change the size of the tiers of every shard, by the same arguments; see :meth:`CarouselBuffer.resize`."""
         self._check_usable()
-        with self._breaking():
-            self._messages.every(lambda: self.shard.resize(memory=memory, storage=storage))
+        self._change(lambda: self.shard.resize(memory=memory, storage=storage))
 
     def stats(self) -> dict[str, Any]:
         """Return the numbers of :meth:`CarouselBuffer.stats` for this rank's shard, and ``arrivals_of_all``."""
@@ -313,6 +322,29 @@ class ShardedBuffer(Closing):
                 f"a change failed on some rank ({self._failure}); open the buffer again to go on from the last "
                 "checkpoint"
             ) from self._failure
+
+    def _change(self, work: Callable[[], T]) -> list[T]:
+        """Change every shard; return the results of all. Where each refuses its arguments, none has changed."""
+        refusal: Exception | None = None
+
+        def change() -> tuple[bool, T | str]:
+            nonlocal refusal
+            try:
+                return True, work()
+            except _UNSAFE:
+                raise
+            except (TypeError, ValueError) as error:
+                refusal = error
+                return False, f"{type(error).__name__}: {error}"
+
+        with self._breaking():
+            told = self._messages.every(change)
+            refused = {rank: str(text) for rank, (done, text) in enumerate(told) if not done}
+            if 0 < len(refused) < len(told):
+                raise refusal or RuntimeError(said(refused))
+        if refusal is not None:
+            raise refusal
+        return [cast(T, result) for _, result in told]
 
     @contextmanager
     def _breaking(self) -> Iterator[None]:
