@@ -229,7 +229,7 @@ class ShardGroup:
                 self._copy(about, self._actors[about.shard][good[0]], node)
                 return True
             except (RayActorError, RayTaskError) as error:
-                if isinstance(error, RayTaskError) and not isinstance(error.cause, NotOpenError):
+                if isinstance(error, RayTaskError) and not isinstance(error.cause, NotOpenError | RayActorError):
                     raise
                 self._open(about.shard, good[0])
         return False

@@ -1,6 +1,7 @@
 """ShardedIndex beside one ZoomIndex of the same vectors."""
 
 import shutil
+import threading
 
 import numpy as np
 import pytest
@@ -198,6 +199,40 @@ def test_a_replica_that_lost_changes_comes_back_as_a_copy(pair):
     exact = one.search(queries, 4, recall=1.0)
     sharded.simulate_fault(1, 1)
     same(exact, sharded.search(queries, 4, recall=1.0))
+    assert sharded.check() == []
+
+
+def test_a_copy_goes_on_while_the_good_replica_dies_again_and_again(pair, monkeypatch):
+    """Its process ends between two pieces, and amid one."""
+    one, sharded, _ = pair
+    monkeypatch.setattr("memhier.ann.cluster.group._PIECE_BYTES", 500)
+    change(one, 0)
+    change(sharded, 0)
+    sharded.simulate_fault(1, 0)
+    sharded.commit()
+    assert sharded.stats()["stale"] == [(1, 0)]
+    ended = threading.Event()
+
+    def kill():
+        while not ended.wait(2.5):
+            sharded.simulate_fault(1, 1)
+            if kills.append(1) or len(kills) == 4:
+                return
+
+    kills = []
+    killer = threading.Thread(target=kill)
+    killer.start()
+    sharded.heal()
+    ended.set()
+    killer.join()
+    assert kills
+    for shard, replica in sharded.stats()["stale"]:
+        assert (shard, replica) == (1, 1)
+    sharded.heal()
+    queries = clustered(25, 9)
+    exact = one.search(queries, 4, recall=1.0)
+    for _ in range(2):
+        same(exact, sharded.search(queries, 4, recall=1.0))
     assert sharded.check() == []
 
 
