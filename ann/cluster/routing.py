@@ -100,17 +100,19 @@ class Routing:
             needs[k] = np.where(there, np.take_along_axis(needed, owner, 1), 0)
         return cls.measured(needs)
 
-    def limit(self, k: int, recall: float, *, any_k: bool = False) -> float:
-        """Return the limit for a recall of `k` neighbours; with `any_k` the largest of those for more, too."""
-        if recall >= 1 or not self.limits:
-            return np.inf
-        known = min((each for each in self.limits if each >= k), default=max(self.limits))
-        if k > max(self.limits):
-            return np.inf
-        chosen = [each for each in self.limits if each >= known] if any_k else [known]
-        return max(
-            next((limit for reached, limit in self.limits[each] if reached >= recall - 1e-9), np.inf) for each in chosen
-        )
+    def limit(self, k: int, recall: float, *, any_k: bool = False) -> tuple[float, float]:
+        """Return the limit for a recall of `k` neighbours, and the recall that it keeps, which may be higher.
+
+        With `any_k` it is the largest of the limits for `k` neighbours and for more.
+        """
+        if recall >= 1 or k > max(self.limits, default=0):
+            return np.inf, 1.0
+        known = min(each for each in self.limits if each >= k)
+        chosen = [of_k for each, of_k in self.limits.items() if each == known or (any_k and each > known)]
+        limit = max(next((limit for level, limit in of_k if level >= recall - 1e-9), np.inf) for of_k in chosen)
+        if np.isinf(limit):
+            return np.inf, 1.0
+        return limit, min(max(level for level, enough in of_k if enough <= limit) for of_k in chosen)
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain values."""

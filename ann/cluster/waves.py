@@ -18,7 +18,7 @@ from memhier.errors import RecallWarning
 
 __all__ = ["Wanted", "range_shards", "search_shards"]
 
-_ROUTED = 0.5  # share of the loss allowed that shards not asked may cause; searches of shards have the rest
+_ROUTED = 0.5  # the most of the loss allowed that shards not asked may cause; searches of shards have the rest
 _MOST = ("rounds",)  # numbers of which the largest counts, not the sum
 _SKIPPED = ("recall", "queries", "calibrated", "escalated", "stopped")
 
@@ -100,12 +100,13 @@ def search_shards(shards: OpenShards, queries: Floats, wanted: Wanted) -> tuple[
     group, cells, text = shards.group, shards.about.cells, shards.about.id_kind == "str"
     remoteness = cells.remoteness(queries)
     hits = _Hits(count, k, remoteness.shape[1], text, wanted.fields)
-    loss = 1 - wanted.recall
-    limit = shards.about.routing.limit(k, 1 - _ROUTED * loss, any_k=wanted.filtered)
-    options = {**wanted.options, "recall": 1 - (1 - _ROUTED) * loss}
+    routed = 1 - _ROUTED * (1 - wanted.recall)
+    limit, kept = shards.about.routing.limit(k, routed, any_k=wanted.filtered)
+    everywhere = bool(np.isinf(limit)) or remoteness.shape[1] == 1
+    options = {**wanted.options, "recall": wanted.recall if everywhere else wanted.recall + (1 - kept)}
     asked = np.zeros(remoteness.shape, bool)
     pages = first = wanted.max_reads
-    if np.isinf(limit):  # all shards matter
+    if everywhere:  # all shards matter
         asked[:] = np.isfinite(remoteness)
     else:
         asked[np.arange(count), remoteness.argmin(axis=1)] = True

@@ -5,6 +5,7 @@ them by turns. A call of an actor that gives its queries back shows the share of
 """
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -35,6 +36,12 @@ TIMED = (
     Measure("ray_ms", "a call of Ray that gives the queries back", "ms", clock=True),
     Measure("ratio", "queries a second, of those of one index", "times", "more", clock=True),
 )
+RATES = (
+    Measure("rate", "queries of a batch of 256 each, sharded", "a second", "more", clock=True),
+    Measure("share", "the same, of those of one index", "times", "more", clock=True),
+)
+CLIENTS = (1, 2, 4)
+TURNS = 5  # of each, by turns
 
 Vectors: TypeAlias = npt.NDArray[Any]
 
@@ -54,6 +61,7 @@ def main(scratch: Path, data: str, count: int, asked: int, shards: str, dram: st
     _, truth = exact_neighbours(vectors, queries, K)
     found: list[Row] = []
     timed: list[Row] = []
+    rates: list[Row] = []
     with ZoomIndex.build(scratch / "single", vectors, dram=dram) as one:
         exact = one.search(queries[:200], K, recall=1.0)
         found += [{"shards": "none", **_quality(one, queries, truth, level)} for level in LEVELS]
@@ -67,10 +75,14 @@ def main(scratch: Path, data: str, count: int, asked: int, shards: str, dram: st
                 timed += [
                     {"shards": number, "batch": batch, **_times(one, sharded, queries, batch)} for batch in BATCHES
                 ]
+                for clients in CLIENTS:
+                    rates += _rates(one, sharded, queries, number, clients)
     figures = figures_of(found, ASKED, "{title}, {shards} shards, {level} declared")
     figures += figures_of(timed, TIMED, "{title}, {shards} shards, {batch} at a time")
+    figures += figures_of(rates, RATES, "{title}, {shards} shards, {clients} threads ask")
     tables = [rows_table("recall and shards asked", found), rows_table("times at recall .95", timed)]
-    return Outcome(Record(figures), tables, {"recall": found, "times": timed})
+    tables.append(rows_table("queries a second at recall .95", rates))
+    return Outcome(Record(figures), tables, {"recall": found, "times": timed, "rates": rates})
 
 
 class _Echo:
@@ -106,6 +118,25 @@ def _times(one: ZoomIndex, sharded: Any, queries: Vectors, batch: int) -> Row:
     ray.kill(echo)
     median = {name: float(np.median(values)) for name, values in took.items()}
     return median | {"ratio": median["single_ms"] / median["ms"]}
+
+
+def _rates(one: ZoomIndex, sharded: Any, queries: Vectors, shards: int, clients: int) -> list[Row]:
+    """Return the queries that threads are answered in a second, by turns with one index."""
+    blocks = [queries[start : start + BATCHES[-1]] for start in range(0, len(queries), BATCHES[-1])]
+
+    def rate(index: Any) -> float:
+        began = time.perf_counter()
+        with ThreadPoolExecutor(clients) as threads:
+            done = list(
+                threads.map(lambda block: index.search(block, K, recall=0.95).stats["queries"], blocks * clients)
+            )
+        return float(sum(done) / (time.perf_counter() - began))
+
+    rows = []
+    for _ in range(TURNS):
+        plain, found = rate(one), rate(sharded)
+        rows.append({"shards": shards, "clients": clients, "rate": found, "share": found / plain})
+    return rows
 
 
 if __name__ == "__main__":
