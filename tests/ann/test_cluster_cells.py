@@ -73,7 +73,7 @@ def test_the_limit_keeps_the_loss_of_new_queries(k):
     for _ in range(40):
         routing, fresh = Routing.measured({k: draw(500)}), draw(2000)
         for recall in RECALLS:
-            losses[recall].append(float((fresh > routing.limit(k, recall)).mean()))
+            losses[recall].append(float((fresh > routing.limit(k, recall)[0]).mean()))
     for recall, found in losses.items():
         assert np.mean(found) <= 1 - recall + 0.004
 
@@ -81,10 +81,21 @@ def test_the_limit_keeps_the_loss_of_new_queries(k):
 def test_limits_grow_with_the_recall_and_are_kept_as_json():
     routing = Routing.measured({k: np.random.default_rng(k).gamma(1, 1, (300, k)).astype(np.float32) for k in (1, 10)})
     for k in (1, 4, 10):
-        limits = [routing.limit(k, recall) for recall in (*RECALLS, 0.9995, 1.0)]
+        found = [routing.limit(k, recall) for recall in (*RECALLS, 0.9995, 1.0)]
+        limits = [limit for limit, _ in found]
+        assert all(kept >= recall for (_, kept), recall in zip(found, (*RECALLS, 0.9995, 1.0), strict=True))
         assert limits == sorted(limits)
         assert limits[-1] == np.inf
-        assert all(routing.limit(k, recall, any_k=True) >= routing.limit(k, recall) for recall in RECALLS)
-    assert routing.limit(11, 0.5) == np.inf
+        assert all(routing.limit(k, recall, any_k=True)[0] >= routing.limit(k, recall)[0] for recall in RECALLS)
+    assert routing.limit(11, 0.5) == (np.inf, 1.0)
     assert Routing.from_json(routing.to_json()) == routing
-    assert Routing({}, 0).limit(1, 0.5) == np.inf
+    assert Routing({}, 0).limit(1, 0.5) == (np.inf, 1.0)
+
+
+def test_a_limit_keeps_the_recall_of_the_highest_level_that_it_is_enough_for():
+    routing = Routing({1: [(0.9, 0.0), (0.95, 0.0), (0.99, 0.5)], 10: [(0.9, 0.0), (0.95, 0.2), (0.99, 0.6)]}, 100)
+    assert routing.limit(1, 0.9) == (0.0, 0.95)
+    assert routing.limit(1, 0.97) == (0.5, 0.99)
+    assert routing.limit(10, 0.9) == (0.0, 0.9)
+    assert routing.limit(1, 0.92, any_k=True) == (0.2, 0.95)
+    assert routing.limit(1, 0.999) == (np.inf, 1.0)
