@@ -17,6 +17,7 @@ from memhier.errors import LockedError, MemhierError, ShardLostError
 __all__ = ["MISSING", "Call", "ShardGroup", "errors_of"]
 
 _PAUSE_SECONDS = 0.05
+_ANSWER_SECONDS = 0.5  # of a process that is there
 _PIECE_BYTES = 8 << 20
 _THREADS = 4  # calls of one actor at a time
 
@@ -248,8 +249,20 @@ class ShardGroup:
             ray.kill(target)
 
     def kill(self, shard: int, replica: int) -> None:
-        """End the process of a replica, as a fault would; Ray starts it anew."""
-        ray.kill(self._actors[shard][replica], no_restart=False)
+        """End the process of a replica, as a fault would, and return once it answers no more; Ray starts it anew."""
+        actor = self._actors[shard][replica]
+        before = self._process(actor)
+        ray.kill(actor, no_restart=False)
+        while before is not None and self._process(actor) == before:
+            time.sleep(_PAUSE_SECONDS)
+
+    def _process(self, actor: Any) -> int | None:
+        """Return the process of a replica; None if it does not answer at once."""
+        answer = actor.process.remote()
+        try:
+            return int(ray.get(answer)) if ray.wait([answer], timeout=_ANSWER_SECONDS)[0] else None
+        except RayActorError:
+            return None
 
     def close(self) -> None:
         """Close all shards and end their actors."""

@@ -47,6 +47,10 @@ class Shard:
             self._opened = ZoomIndex.open(place, writable=writable, settle=decide)
         return self._opened.mark
 
+    def process(self) -> int:
+        """Return the number of the actor's process."""
+        return os.getpid()
+
     def close(self) -> None:
         """Close the index; changes that were not committed are gone."""
         if self._opened is not None:
