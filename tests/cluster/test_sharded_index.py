@@ -2,6 +2,7 @@
 
 import shutil
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -204,7 +205,7 @@ def test_a_replica_that_lost_changes_comes_back_as_a_copy(pair):
 
 def test_a_copy_goes_on_while_the_good_replica_dies_again_and_again(pair, monkeypatch):
     """Its process ends between two pieces, and amid one."""
-    one, sharded, _ = pair
+    one, sharded, folder = pair
     monkeypatch.setattr("memhier.ann.cluster.group._PIECE_BYTES", 500)
     change(one, 0)
     change(sharded, 0)
@@ -214,10 +215,10 @@ def test_a_copy_goes_on_while_the_good_replica_dies_again_and_again(pair, monkey
     ended = threading.Event()
 
     def kill():
-        while not ended.wait(2.5):
-            sharded.simulate_fault(1, 1)
-            if kills.append(1) or len(kills) == 4:
-                return
+        while len(kills) < 4 and not ended.wait(0.01):
+            if any(Path(folder).rglob("shard-0001-0.new/index/*")):  # amid a copy
+                sharded.simulate_fault(1, 1)
+                kills.append(1)
 
     kills = []
     killer = threading.Thread(target=kill)
