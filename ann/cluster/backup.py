@@ -14,9 +14,9 @@ import numpy as np
 
 from memhier.ann.cluster.cluster_map import ClusterMap
 from memhier.ann.cluster.group import Call
-from memhier.ann.cluster.nodes import actor_on
+from memhier.ann.cluster.nodes import actor_on, named_losses
 from memhier.ann.cluster.open_shards import OpenShards
-from memhier.ann.cluster.ray_extra import RayTaskError, ray
+from memhier.ann.cluster.ray_extra import ray
 from memhier.ann.cluster.shard_copy import ShardCopy
 from memhier.errors import CorruptionError, FormatError, LockedError, ShardLostError
 from memhier.fields import decode_json, integer, mapping, record, sequence, text
@@ -126,18 +126,16 @@ def restore_replicas(backup: ClusterBackup, path: str, wanted: list[tuple[int, i
     """Make replicas of shards from a backup, each given as shard, replica and node; shard 0 comes last."""
     place, copies, moved = backup.about.place(path), [], list[Transfer]()
     try:
-        for shard, replica, node in wanted:
-            copy = actor_on(node, ShardCopy, place, shard, replica)
-            copies.append(copy)
-        asked = [
-            copy.pull.remote(backup.folder(shard), backup.shards[shard][1])
-            for copy, (shard, _, _) in zip(copies, wanted, strict=True)
-        ]
-        moved = ray.get(asked)
-        for copy, (shard, replica, _) in sorted(zip(copies, wanted, strict=True), key=lambda each: -each[1][0]):
-            ray.get(copy.finish.remote(backup.about.of(shard, replica)))
-    except RayTaskError as error:
-        raise error.cause from None
+        with named_losses(path):
+            for shard, replica, node in wanted:
+                copies.append(actor_on(node, ShardCopy, place, shard, replica))
+            asked = [
+                copy.pull.remote(backup.folder(shard), backup.shards[shard][1])
+                for copy, (shard, _, _) in zip(copies, wanted, strict=True)
+            ]
+            moved = ray.get(asked)
+            for copy, (shard, replica, _) in sorted(zip(copies, wanted, strict=True), key=lambda each: -each[1][0]):
+                ray.get(copy.finish.remote(backup.about.of(shard, replica)))
     finally:
         for copy in copies:
             ray.kill(copy)

@@ -9,7 +9,7 @@ from typing import Any
 
 from memhier.ann.cluster.cluster_map import ClusterMap
 from memhier.ann.cluster.nodes import actor_on, alive_nodes
-from memhier.ann.cluster.ray_extra import RayActorError, RayTaskError, ray
+from memhier.ann.cluster.ray_extra import GONE, RayActorError, RayTaskError, ray
 from memhier.ann.cluster.shard import NotOpenError, Shard
 from memhier.ann.cluster.shard_copy import ShardCopy
 from memhier.errors import LockedError, MemhierError, ShardLostError
@@ -95,7 +95,7 @@ class ShardGroup:
             for shard, replica, answer in started:
                 try:
                     self._take_in(shard, replica, self._awaited(answer, shard, replica))
-                except (RayActorError, MemhierError, OSError):
+                except (*GONE, MemhierError, OSError):
                     self._open(shard, replica)
         except BaseException:
             self.close()
@@ -137,7 +137,7 @@ class ShardGroup:
                     if not isinstance(error.cause, NotOpenError):
                         raise error.cause from None
                     self._again(waiting, asked, reopen=True)
-                except RayActorError:
+                except GONE:
                     self._again(waiting, asked)
             if not ready:  # slow: another replica may be faster
                 alive = alive_nodes()
@@ -165,7 +165,7 @@ class ShardGroup:
                         self.stale.add((call.shard, replica))
                     else:
                         found.append(error.cause)
-                except RayActorError:
+                except GONE:
                     self.stale.add((call.shard, replica))
             results.append(found)
         return results
@@ -186,7 +186,7 @@ class ShardGroup:
                         raise ShardLostError(f"replica {replica} of shard {call.shard} is lost")
                     found.append(self._awaited(self._submit(call, replica), call.shard, replica))
                     break
-                except RayActorError:
+                except GONE:
                     if time.monotonic() - began > self._patience:
                         raise ShardLostError(f"replica {replica} of shard {call.shard} does not answer") from None
                     time.sleep(_PAUSE_SECONDS)
@@ -200,27 +200,33 @@ class ShardGroup:
                 if actor is not None:
                     self._open(shard, replica, anew=True)
 
-    def heal(self, about: ClusterMap, nodes: Sequence[str], restore: Callable[[ClusterMap, str], None] | None) -> None:
+    def heal(self, about: ClusterMap, restore: Callable[[ClusterMap, str], None] | None) -> None:
         """Bring stale replicas to the last commit: opened again where they have it, or copied from a good one.
 
         A replica whose node is gone gets another one, if possible without replicas of the shard. Without a good
         replica, `restore` makes one on a node.
         """
         for shard, replica in sorted(self.stale):
-            known = self._places[shard][replica]
-            apart = [each for each in nodes if each not in self._places[shard]] or nodes
-            node = apart[(shard + replica) % len(apart)] if known is None or known not in nodes else known
-            self._places[shard][replica] = node
-            if (actor := self._actors[shard][replica]) is not None:
-                if node == known:
-                    self._open(shard, replica)
-                if (shard, replica) not in self.stale:
-                    continue
-                ray.kill(actor)
-            if not self._copied(about.of(shard, replica), node) and restore is not None:
-                restore(about.of(shard, replica), node)
-            self._actors[shard][replica] = self._start(shard, replica, node)
-            self._open(shard, replica)
+            self._heal(about.of(shard, replica), restore)
+            while self._places[shard][replica] not in alive_nodes():  # the node was lost meanwhile
+                self._heal(about.of(shard, replica), restore)
+
+    def _heal(self, about: ClusterMap, restore: Callable[[ClusterMap, str], None] | None) -> None:
+        shard, replica, nodes = about.shard, about.replica, alive_nodes()
+        known = self._places[shard][replica]
+        apart = [each for each in nodes if each not in self._places[shard]] or nodes
+        node = apart[(shard + replica) % len(apart)] if known is None or known not in nodes else known
+        self._places[shard][replica] = node
+        if (actor := self._actors[shard][replica]) is not None:
+            if node == known:
+                self._open(shard, replica)
+            if (shard, replica) not in self.stale:
+                return
+            ray.kill(actor)
+        if not self._copied(about, node) and restore is not None:
+            restore(about, node)
+        self._actors[shard][replica] = self._start(shard, replica, node)
+        self._open(shard, replica)
 
     def _copied(self, about: ClusterMap, node: str) -> bool:
         """Copy a good replica to a node, from another one where it dies meanwhile; return whether there was one."""
@@ -229,9 +235,11 @@ class ShardGroup:
             try:
                 self._copy(about, self._actors[about.shard][good[0]], node)
                 return True
-            except (RayActorError, RayTaskError) as error:
-                if isinstance(error, RayTaskError) and not isinstance(error.cause, NotOpenError | RayActorError):
+            except (*GONE, RayTaskError) as error:
+                if isinstance(error, RayTaskError) and not isinstance(error.cause, (NotOpenError, *GONE)):
                     raise
+                if node not in alive_nodes():
+                    return False
                 self._open(about.shard, good[0])
         return False
 
@@ -261,7 +269,7 @@ class ShardGroup:
         answer = actor.process.remote()
         try:
             return int(ray.get(answer)) if ray.wait([answer], timeout=_ANSWER_SECONDS)[0] else None
-        except RayActorError:
+        except GONE:
             return None
 
     def close(self) -> None:
@@ -300,7 +308,7 @@ class ShardGroup:
                     opened = actor.open.remote(self.epoch, self._writable)
                     self._take_in(shard, replica, self._awaited(opened, shard, replica))
                     return
-                except (RayActorError, LockedError) as error:
+                except (*GONE, LockedError) as error:
                     if time.monotonic() - began > self._patience:
                         self.stale.add((shard, replica))
                         if isinstance(error, LockedError):

@@ -117,6 +117,8 @@ class ShardedIndex(Closing):
         ------
         FileExistsError
             When a node has shards at `path`.
+        ShardLostError
+            When a node is lost meanwhile.
         BudgetError, ValueError, TypeError
             As in :meth:`ZoomIndex.build`. Nothing is left behind.
         """
@@ -433,7 +435,7 @@ class ShardedIndex(Closing):
                 def restore(about: ClusterMap, node: str) -> None:
                     restore_replicas(source, self._path, [(about.shard, about.replica, node)])
 
-            shards.group.heal(shards.about, alive_nodes(), restore)
+            shards.group.heal(shards.about, restore)
 
     def reshard(
         self, shards: int, *, replicas: int | None = None, dram: int | str | None = None, grow_to: int = 0,
@@ -542,6 +544,8 @@ class ShardedIndex(Closing):
             When there is no such backup.
         FileExistsError
             When a node has an index at `path`.
+        ShardLostError
+            When a node is lost meanwhile.
         CorruptionError
             When an object of the backup is missing or damaged.
         """

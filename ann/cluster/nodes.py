@@ -2,21 +2,21 @@
 
 import os
 import shutil
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from memhier.ann.cluster.cluster_map import LAYOUT, ClusterMap
-from memhier.ann.cluster.ray_extra import NodeAffinitySchedulingStrategy, ray
+from memhier.ann.cluster.ray_extra import GONE, NodeAffinitySchedulingStrategy, RayTaskError, ray
 from memhier.ann.zoom.storage.catalog import KIND
 from memhier.ann.zoom.storage.prepared import published_mark
-from memhier.errors import MemhierError
+from memhier.errors import MemhierError, ShardLostError
 from memhier.store.store import Store
 
 __all__ = [
-    "actor_on", "alive_nodes", "cores_of_nodes", "find_maps", "find_marks", "on_nodes", "remove_folders",
-    "remove_other_layouts", "shard_folder", "spread",
+    "actor_on", "alive_nodes", "cores_of_nodes", "find_maps", "find_marks", "named_losses", "on_nodes",
+    "remove_folders", "remove_other_layouts", "shard_folder", "spread",
 ]  # fmt: skip
 
 _PREFIX = "shard-"
@@ -52,18 +52,37 @@ def actor_on(node: str, kind: type, *arguments: Any, threads: int = 1, **options
 
 def find_maps(path: str, nodes: Sequence[str]) -> list[tuple[str, ClusterMap]]:
     """Return the node and the map of every shard whose folder a node has, those of other layouts as well."""
-    return [(node, each) for node, maps in zip(nodes, on_nodes(nodes, _maps, path), strict=True) for each in maps]
+    return [(node, each) for node, maps in on_nodes(nodes, _maps, path) for each in maps]
 
 
 def find_marks(path: str, nodes: Sequence[str]) -> list[int]:
     """Return the commit of the index in each shard of a folder of the nodes; none of those that are damaged."""
-    return [mark for marks in on_nodes(nodes, _marks, path) for mark in marks]
+    return [mark for _, marks in on_nodes(nodes, _marks, path) for mark in marks]
 
 
-def on_nodes(nodes: Sequence[str], function: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """Return the results of a function, called once on each node at the same time."""
+def on_nodes(nodes: Sequence[str], function: Callable[..., Any], *arguments: Any) -> list[tuple[str, Any]]:
+    """Return nodes and the results of a function, called on all at the same time; nodes lost meanwhile are left out."""
     remote = ray.remote(function)
-    return [*ray.get([remote.options(num_cpus=0, scheduling_strategy=_on(node)).remote(*arguments) for node in nodes])]
+    sent = [remote.options(num_cpus=0, scheduling_strategy=_on(node)).remote(*arguments) for node in nodes]
+    found = []
+    for node, answer in zip(nodes, sent, strict=True):
+        with suppress(*GONE):
+            found.append((node, ray.get(answer)))
+    return found
+
+
+@contextmanager
+def named_losses(path: str) -> Iterator[None]:
+    """Raise the error of a task itself, and ShardLostError where a node or a process is lost."""
+    try:
+        yield
+    except (RayTaskError, *GONE) as error:
+        cause = error.cause if isinstance(error, RayTaskError) else error
+        if isinstance(cause, GONE):
+            raise ShardLostError(
+                f"{path}: a node or a process of the Ray cluster was lost meanwhile; call again"
+            ) from error
+        raise cause from None
 
 
 def remove_folders(path: str, places: Sequence[Sequence[str]]) -> None:

@@ -4,7 +4,17 @@ from memhier.lazy import extra_for
 
 with extra_for("memhier.ann.cluster"):
     import ray
-    from ray.exceptions import RayActorError, RayTaskError
+    from ray.exceptions import (
+        ActorUnschedulableError,
+        NodeDiedError,
+        ObjectLostError,
+        RayActorError,
+        RayTaskError,
+        TaskUnschedulableError,
+    )
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-__all__ = ["NodeAffinitySchedulingStrategy", "RayActorError", "RayTaskError", "ray"]
+__all__ = ["GONE", "NodeAffinitySchedulingStrategy", "RayActorError", "RayTaskError", "ray"]
+
+GONE = (RayActorError, ActorUnschedulableError, TaskUnschedulableError, NodeDiedError, ObjectLostError)
+"""The errors of Ray where a process or a node is lost. Ray lists a lost node as alive for some 15 seconds more."""

@@ -19,12 +19,14 @@ def two_nodes(tmp_path, monkeypatch):
     ray.shutdown()
     cluster = Cluster()
 
-    def start(name):
+    def start(name, **options):
         monkeypatch.setenv("SSD", str(tmp_path / name))
         (tmp_path / name).mkdir(exist_ok=True)
-        return cluster.add_node(num_cpus=1, object_store_memory=100 << 20, include_dashboard=False)
+        return cluster.add_node(num_cpus=1, object_store_memory=100 << 20, include_dashboard=False, **options)
 
-    nodes = [start("first"), start("second")]
+    # A lost node is told as such after four seconds; after fifteen by default.
+    health = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 1000, "health_check_failure_threshold": 4}
+    nodes = [start("first", _system_config=health), start("second")]
     monkeypatch.setenv("SSD", "/nowhere")
     ray.init(address=cluster.address, log_to_driver=False)
     yield cluster, nodes, start
@@ -69,3 +71,38 @@ def test_a_node_may_go_and_come_back(two_nodes, tmp_path):
     with ShardedIndex.open("$SSD/twice") as twice:
         assert twice.check() == []
         same(after, twice.search(queries, 4, recall=1.0))
+
+
+@pytest.mark.parametrize("call", ["open", "heal", "build", "pull"])
+def test_a_lost_node_that_ray_still_lists(two_nodes, tmp_path, call):
+    """A call amid it goes on with the nodes left, or says that a node was lost; no error of Ray is seen."""
+    from memhier.ann.cluster import ShardedIndex
+    from memhier.ann.cluster.nodes import alive_nodes
+    from memhier.errors import ShardLostError
+
+    cluster, nodes, _ = two_nodes
+    vectors, queries = clustered(COUNT, 0), clustered(25, 8)
+    given = {"dram": "12MiB", "grow_to": 2 * COUNT, "shards": 2, "replicas": 2}
+    with ShardedIndex.build("$SSD/index", vectors, **given) as built:
+        exact = built.search(queries, 4, recall=1.0)
+        built.push(f"file://{tmp_path}/backup")
+    with ShardedIndex.open("$SSD/index", writable=True, patience=2.0) as index:
+        cluster.remove_node(nodes[1], allow_graceful=False)
+        assert len(alive_nodes()) == 2
+        if call == "build":
+            with pytest.raises(ShardLostError, match="was lost meanwhile"):
+                ShardedIndex.build("$SSD/other", vectors, **given)
+            ShardedIndex.build("$SSD/other", vectors, **given).close()
+        elif call == "pull":
+            with pytest.raises(ShardLostError, match="was lost meanwhile"):
+                ShardedIndex.pull(f"file://{tmp_path}/backup", "$SSD/pulled")
+            ShardedIndex.pull(f"file://{tmp_path}/backup", "$SSD/pulled")
+        elif call == "heal":
+            index.remove([int(exact.ids[0, 0])])
+            index.commit()
+            index.heal()
+            assert index.stats()["stale"] == []
+            assert index.check() == []
+    if call == "open":
+        with ShardedIndex.open("$SSD/index", patience=2.0) as index:
+            same(exact, index.search(queries, 4, recall=1.0))

@@ -12,8 +12,8 @@ from memhier.ann.cluster.cluster_map import ClusterMap
 from memhier.ann.cluster.construction.dealing import Builders
 from memhier.ann.cluster.construction.shard_build import ShardBuild
 from memhier.ann.cluster.construction.sources import Source
-from memhier.ann.cluster.nodes import actor_on, cores_of_nodes, remove_folders
-from memhier.ann.cluster.ray_extra import RayTaskError, ray
+from memhier.ann.cluster.nodes import actor_on, cores_of_nodes, named_losses, remove_folders
+from memhier.ann.cluster.ray_extra import ray
 from memhier.ann.cluster.routing import MOST_NEIGHBOURS, Routing
 from memhier.ann.zoom.preview.space import Metric
 
@@ -67,29 +67,28 @@ def build_shards(source: Source, plan: Plan, options: ClusterOptions) -> Cluster
     place = about.place(plan.path)
     builders: Builders = []
     try:
-        for shard, of_shard in enumerate(places):
-            builders.append([
-                actor_on(node, ShardBuild, place, shard, replica, source.dtype, source.dimension)
-                for replica, node in enumerate(of_shard)
-            ])  # fmt: skip
-        counts = source.deal(cells, builders)
-        _refuse_repeats(builders)
-        _build_all(builders, places, counts, source, options, plan.epoch)
-        routing = Routing({}, 0)
-        if shards > 1:
-            answers = ray.get([of_shard[0].nearest.remote(queries, MOST_NEIGHBOURS) for of_shard in builders])
-            routing = Routing.of_answers(answers, cells, queries, names)
-        about = replace(about, routing=routing, next_id=source.next_id)
-        for shard in reversed(range(shards)):  # the map of shard 0 goes last: with it the shards are there
-            for replica, builder in reversed([*enumerate(builders[shard])]):
-                ray.get(builder.finish.remote(about.of(shard, replica)))
-        return about
-    except BaseException as error:
+        with named_losses(plan.path):
+            for shard, of_shard in enumerate(places):
+                builders.append([
+                    actor_on(node, ShardBuild, place, shard, replica, source.dtype, source.dimension)
+                    for replica, node in enumerate(of_shard)
+                ])  # fmt: skip
+            counts = source.deal(cells, builders)
+            _refuse_repeats(builders)
+            _build_all(builders, places, counts, source, options, plan.epoch)
+            routing = Routing({}, 0)
+            if shards > 1:
+                answers = ray.get([of_shard[0].nearest.remote(queries, MOST_NEIGHBOURS) for of_shard in builders])
+                routing = Routing.of_answers(answers, cells, queries, names)
+            about = replace(about, routing=routing, next_id=source.next_id)
+            for shard in reversed(range(shards)):  # the map of shard 0 goes last: with it the shards are there
+                for replica, builder in reversed([*enumerate(builders[shard])]):
+                    ray.get(builder.finish.remote(about.of(shard, replica)))
+            return about
+    except BaseException:
         _kill(builders)
         builders = []
         remove_folders(place, places)
-        if isinstance(error, RayTaskError) and isinstance(error.cause, Exception):
-            raise error.cause from None
         raise
     finally:
         _kill(builders)
