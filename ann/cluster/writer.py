@@ -35,7 +35,8 @@ class ShardWriter:
 
     def __init__(self, shards: OpenShards) -> None:
         self._shards = shards
-        self._next_id, self.dirty, self._torn, self._unsure = shards.about.next_id, False, False, False
+        self.dirty: bool = False
+        self._next_id, self._torn, self._unsure = shards.about.next_id, False, False
         self.count: int
         self.fields: dict[str, str]
         self.count, self.fields = shards.facts()

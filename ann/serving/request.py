@@ -2,7 +2,7 @@
 
 import io
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +26,7 @@ _VECTORS = {
 class SearchRequest(pydantic.BaseModel):
     """Queries and options of one search, as ``ZoomIndex.search`` takes them."""
 
-    model_config = pydantic.ConfigDict(
+    model_config: ClassVar[pydantic.ConfigDict] = pydantic.ConfigDict(
         extra="forbid", strict=True, frozen=True,
         json_schema_extra={"example": {"vectors": [[0.1, 0.2, 0.3]], "k": 10, "recall": 0.95}},
     )  # fmt: skip

@@ -78,7 +78,7 @@ class IndexServer(Closing):
             raise RuntimeError("a Ray runs in this process: run memhier.ann.serving.application there")
         _check_free(host, check_int("port", port, 1, 65535))
         self._address = host, port
-        self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        self.url: str = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         if not (sharded := is_sharded(path)):
             open_index(path).close()  # refused in words here, and in Ray's log by the replica
         _start_ray(port)

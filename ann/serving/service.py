@@ -49,7 +49,9 @@ class SearchService:
     """
 
     def __init__(self, index: Index, options: ServingOptions) -> None:
-        self.options, self.metrics, self.draining = options, Metrics(), False
+        self.options: ServingOptions = options
+        self.metrics: Metrics = Metrics()
+        self.draining: bool = False
         self._index, self._active = index, 0
         self._batcher = Batcher(index.search, options.max_batch, options.searches, self.metrics.searched)
         self._known = {*inspect.signature(index.search).parameters}

@@ -34,8 +34,10 @@ class TableColumns:
     """
 
     def __init__(self, vectors: str, ids: str, attributes: Sequence[str], documents: Sequence[str]) -> None:
-        self.vectors, self.ids = vectors, ids
-        self.attributes, self.documents = [*attributes], [*documents]
+        self.vectors: str = vectors
+        self.ids: str = ids
+        self.attributes: list[str] = [*attributes]
+        self.documents: list[str] = [*documents]
 
     @property
     def names(self) -> list[str]:
