@@ -84,7 +84,7 @@ def main() -> None:
     """Read the arguments, train, export, and search."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", default="generated", choices=["generated", "gowalla"])
-    parser.add_argument("--dram", default="12MiB", help="for the tables in training (default: 12MiB)")
+    parser.add_argument("--dram", default="14MiB", help="for the tables in training (default: 14MiB)")
     parser.add_argument("--epochs", type=int, default=2, help="in all, at least 2 (default: 2)")
     parser.add_argument("--k", type=int, default=20, help="items to find for a user (default: 20)")
     parser.add_argument("--folder", type=Path, help="for all files; a temporary one by default")
@@ -116,7 +116,7 @@ def main() -> None:
 
         vectors = np.load(folder / "items.npy", mmap_mode="r")
         queries = QuantisedTable(folder / "users.safetensors").rows(held_out[:, 0]).numpy()
-        with ZoomIndex.build(folder / "items.index", vectors, metric="ip", dram="2MiB", seed=args.seed) as index:
+        with ZoomIndex.build(folder / "items.index", vectors, metric="ip", dram="4MiB", seed=args.seed) as index:
             found = index.search(queries, args.k, recall=0.95)
             exact = np.argsort(-(queries @ vectors.T), axis=1, kind="stable")[:, : args.k]
             recall = np.mean([len(np.intersect1d(*pair)) for pair in zip(found.ids, exact, strict=True)]) / args.k

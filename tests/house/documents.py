@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import signal
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,7 +92,13 @@ def run(block: Block, python: Path, folder: Path, **environment: str) -> subproc
         command, code = [str(python), "-c", _TWICE], block.code
     else:
         command, code = ["bash", "-euo", "pipefail", "-s"], f"({block.code}\n)\n({block.code}\n)"
-    return subprocess.run(
-        command, cwd=folder, input=code, env={**clean, **environment, "PATH": path},
-        capture_output=True, text=True, timeout=800, check=False,
-    )  # fmt: skip
+    with subprocess.Popen(
+        command, cwd=folder, env={**clean, **environment, "PATH": path}, text=True, start_new_session=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        try:
+            output, errors = process.communicate(code, timeout=800)
+        except BaseException:  # a shell leaves its commands behind
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, output, errors)

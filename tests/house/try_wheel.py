@@ -67,7 +67,9 @@ class Trial:
         # A peer may ask for an older numpy than memhier does: then the block that shows it does not import memhier.
         with_wheel = () if "diskannpy" in " ".join(packages) else ("-c", str(ROOT / "constraints.txt"), wheel)
         options = ("-q", "--disable-pip-version-check", *(() if cache else ("--no-cache-dir",)))
-        call(python, "-m", "pip", "install", *options, *with_wheel, *packages, PATH=self.path)
+        # memhier needs no compiler; a peer may.
+        path = os.environ["PATH"] if packages else self.path
+        call(python, "-m", "pip", "install", *options, *with_wheel, *packages, PATH=path)
         return python
 
 
