@@ -3,7 +3,8 @@
 ``python -m memhier.benchmarks.workloads.embedding.ranks --dir /path/on/the/device``: Criteo's table sizes and skew,
 rows of 32 floats with Adagrad's state, the dense part under DDP. All ranks together train on the same batches, one
 thread each, so a way with more processes than cores cannot be faster for them: the processor time of a step, over all
-trainers, shows the cost of more ranks on any machine. A reader is one more process.
+trainers, shows the cost of more ranks on any machine. A reader is one more process. With ``--own-core`` all threads of
+a rank share one core: without it one rank reads ahead on another one, which a second rank would need.
 """
 
 import json
@@ -41,6 +42,7 @@ class _Way:
     share: float
     batch: int
     steps: int
+    own_core: bool = False
 
     @property
     def name(self) -> str:
@@ -58,6 +60,9 @@ def _stream(way: _Way) -> Iterator[Sample]:
 
 def _work(rank: int, folder: str, way: _Way) -> None:
     torch.set_num_threads(1)
+    if way.own_core:
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[rank % len(cores)]})
     world = way.ranks + way.reads
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world)
     shared = SharedLoader(reader=way.ranks) if way.reads else None
@@ -150,10 +155,11 @@ def _rate(each: dict[str, Any]) -> float:
 @click.option("--batch", default=4096, show_default=True, help="Samples of a step, over all ranks.")
 @click.option("--steps", default=60, show_default=True)
 @click.option("--most", default=4, show_default=True, help="Ranks at most.")
-def main(scratch: Path, scale: float, share: float, batch: int, steps: int, most: int) -> Outcome:
+@click.option("--own-core", is_flag=True, help="Keep each process to a core of its own.")
+def main(scratch: Path, scale: float, share: float, batch: int, steps: int, most: int, own_core: bool) -> Outcome:
     """Measure steps over ranks."""
     ways = [
-        _Way(ranks, reads, scale, share, batch, steps)
+        _Way(ranks, reads, scale, share, batch, steps, own_core)
         for reads in (False, True)
         for ranks in (1, 2, 4)
         if ranks <= most
