@@ -216,8 +216,8 @@ class ShardedIndex(Closing):
         queries, k, where, fields, radius
             As in :meth:`ZoomIndex.search`.
         recall
-            The mean share of the true neighbours to find, among all shards. One half of the loss is left to shards that
-            are not asked, as measured at build, the other to the searches of shards. At 1 all shards are asked.
+            The mean share of the true neighbours to find, among all shards. At most half of the loss is left to shards
+            that are not asked, as measured at build, the rest to the searches of shards. At 1 all shards are asked.
         max_reads
             The most pages read for one query, in all shards: one half by the nearest shard, the rest by the others in
             equal shares. Shards beyond the pages left are not asked.

@@ -13,6 +13,7 @@ from memhier.ann.cluster.group import MISSING, Call, ShardGroup
 from memhier.ann.cluster.open_shards import OpenShards
 from memhier.ann.cluster.routing import gaps
 from memhier.ann.zoom import RangeResult, SearchResult
+from memhier.ann.zoom.calibration.calibrate import RECALLS
 from memhier.callers import user_stacklevel
 from memhier.errors import RecallWarning
 
@@ -100,8 +101,7 @@ def search_shards(shards: OpenShards, queries: Floats, wanted: Wanted) -> tuple[
     group, cells, text = shards.group, shards.about.cells, shards.about.id_kind == "str"
     remoteness = cells.remoteness(queries)
     hits = _Hits(count, k, remoteness.shape[1], text, wanted.fields)
-    routed = 1 - _ROUTED * (1 - wanted.recall)
-    limit, kept = shards.about.routing.limit(k, routed, any_k=wanted.filtered)
+    limit, kept = shards.about.routing.limit(k, _routed(wanted.recall), any_k=wanted.filtered)
     everywhere = bool(np.isinf(limit)) or remoteness.shape[1] == 1
     options = {**wanted.options, "recall": wanted.recall if everywhere else wanted.recall + (1 - kept)}
     asked = np.zeros(remoteness.shape, bool)
@@ -135,6 +135,16 @@ def search_shards(shards: OpenShards, queries: Floats, wanted: Wanted) -> tuple[
             stacklevel=user_stacklevel(),
         )
     return SearchResult(hits.ids, hits.distances, hits.stats, hits.fields), hits.lost
+
+
+def _routed(recall: float) -> float:
+    """Return the recall that the choice of shards has to keep, so that its loss and that of their searches add up.
+
+    Shards are left a recall that is calibrated: for one between two levels they would take the effort of the higher.
+    """
+    most = recall + _ROUTED * (1 - recall)
+    level = max((each for each in RECALLS if recall < each <= most + 1e-9), default=most)
+    return 1 - (level - recall)
 
 
 def range_shards(shards: OpenShards, queries: Floats, radius: float, wanted: Wanted) -> tuple[RangeResult, Bools]:
