@@ -17,4 +17,4 @@ with extra_for("memhier.ann.cluster"):
 __all__ = ["GONE", "NodeAffinitySchedulingStrategy", "RayActorError", "RayTaskError", "ray"]
 
 GONE = (RayActorError, ActorUnschedulableError, TaskUnschedulableError, NodeDiedError, ObjectLostError)
-"""The errors of Ray where a process or a node is lost. Ray lists a lost node as alive for some 15 seconds more."""
+"""The errors of Ray where a process or a node is lost. Ray still lists a lost node as alive for some 15 seconds."""

@@ -24,7 +24,7 @@ def two_nodes(tmp_path, monkeypatch):
         (tmp_path / name).mkdir(exist_ok=True)
         return cluster.add_node(num_cpus=1, object_store_memory=100 << 20, include_dashboard=False, **options)
 
-    # A lost node is told as such after four seconds; after fifteen by default.
+    # Ray notices a lost node after about four seconds; by default after fifteen.
     health = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 1000, "health_check_failure_threshold": 4}
     nodes = [start("first", _system_config=health), start("second")]
     monkeypatch.setenv("SSD", "/nowhere")
@@ -75,7 +75,7 @@ def test_a_node_may_go_and_come_back(two_nodes, tmp_path):
 
 @pytest.mark.parametrize("call", ["open", "heal", "build", "pull"])
 def test_a_lost_node_that_ray_still_lists(two_nodes, tmp_path, call):
-    """A call amid it goes on with the nodes left, or says that a node was lost; no error of Ray is seen."""
+    """Before Ray notices the loss a call goes on with the nodes left, or raises ShardLostError; no error of Ray."""
     from memhier.ann.cluster import ShardedIndex
     from memhier.ann.cluster.nodes import alive_nodes
     from memhier.errors import ShardLostError

@@ -98,7 +98,7 @@ def run(block: Block, python: Path, folder: Path, **environment: str) -> subproc
     ) as process:  # fmt: skip
         try:
             output, errors = process.communicate(code, timeout=800)
-        except BaseException:  # a shell leaves its commands behind
+        except BaseException:  # the commands of a shell would go on without it
             os.killpg(process.pid, signal.SIGKILL)
             raise
     return subprocess.CompletedProcess(command, process.returncode, output, errors)
