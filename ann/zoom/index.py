@@ -154,7 +154,8 @@ class ZoomIndex(Closing):
             they run, which take the DRAM of a build, also where a commit lets a thread compact. The build chooses the
             longest codes that fit: longer codes let a search read less for the same recall.
         grow_to
-            The number of vectors that the index is to hold in that DRAM later, if larger than now.
+            The number of vectors that the index is to hold in that DRAM later, if larger than now. Without it, half of
+            the DRAM that the longest codes leave holds buffers for more searches at a time, up to eight.
         seed
             Fixes sampling and training; equal input and seed give an equal index.
         progress

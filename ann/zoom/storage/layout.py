@@ -35,6 +35,7 @@ _LISTS_SHARE = 0.25  # of the budget, at most, for lists and their graph
 _NUMBERS_BYTES = 4  # radius, factor and error
 _BITS_MOST = 4  # an axis, on average: with more bits a search reads hardly less, and scans longer
 _SEARCHES_SHARE, _SEARCHES_MOST = 0.08, 8  # of the budget for searches beyond the first; and of them
+_SPARE_SHARE = 0.5  # of the DRAM that the longest codes leave, for more searches
 CONTEXTS_MOST = 4  # that a reader makes
 PART_BYTES = PAGE_BYTES  # of a part, in catalog and description
 _CATALOG_BYTES = 8192  # of the description, most of it efforts
@@ -203,8 +204,21 @@ def _fit(sizes: IndexSizes, dram: int, *, may_rotate: bool) -> IndexLayout | Non
         total = without_lists + lists * per_list + _checksum_bytes(lists * per_list)
         total += 8 * (lists + 1) * _PARTS_MORE * sizes.growing
         if total <= dram:
+            if not sizes.growing:
+                searches, total = _more_searches(searches, each, sizes.reader_bytes, total, dram)
             return IndexLayout(lists, sizes.coding, code_bytes, padded, rotate, searches, total)
     return None
+
+
+def _more_searches(searches: int, each: int, reader_bytes: int, total: int, dram: int) -> tuple[int, int]:
+    """Return the number of searches with those that a share of the spare DRAM holds, and the DRAM in all."""
+    most = total + int(_SPARE_SHARE * (dram - total))
+    while searches < _SEARCHES_MOST:
+        with_one = total + each + reader_bytes * (searches < CONTEXTS_MOST)
+        if with_one > most:
+            break
+        searches, total = searches + 1, with_one
+    return searches, total
 
 
 def _lists_within(count: int, padded: int, dram: int, length: int) -> int:
