@@ -10,11 +10,15 @@ import numpy.typing as npt
 from memhier.ann.plan.small_index import SmallIndex
 from memhier.ann.zoom.construction.construct import BOOK_ROWS, held_out_rows
 from memhier.ann.zoom.preview.clusters import assigning_work, training_rows, training_work
+from memhier.ann.zoom.preview.preview import BOOK_ROWS_MOST
 from memhier.ann.zoom.storage.layout import IndexLayout
 from memhier.planning.fits import GrowthLaw, fit_work
 
 __all__ = ["BuildLaw"]
 
+# Of the calibration for one vector, which searches with many efforts: it grew as N^0.4 or slower in all sets measured
+# (`python -m memhier.benchmarks.workloads.search.plan`).
+_STEEPEST = 0.4
 _LEAST_S = 1e-3  # of a phase: below, the clock's steps count
 
 Floats: TypeAlias = npt.NDArray[np.float64]
@@ -50,7 +54,7 @@ class BuildLaw:
             units[phase] = fit_work(work, [max(_LEAST_S, small.phases[phase]) for small in measured])
         sizes = [small.vectors for small in measured]
         each = [max(_LEAST_S, small.phases["calibrate"]) / held_out_rows(small.vectors) for small in measured]
-        law = cls(units, GrowthLaw.fit(sizes, each), 0.0, 0.0)
+        law = cls(units, GrowthLaw.fit(sizes, each, high=_STEEPEST), 0.0, 0.0)
         off = [law.seconds(small.vectors, small.layout) / sum(small.phases.values()) - 1 for small in measured]
         return cls(units, law.calibration, link_s, float(np.sqrt(np.mean(np.square(off)))))
 
@@ -67,7 +71,7 @@ def _work(vectors: int, layout: IndexLayout) -> dict[str, list[float]]:
     sample = min(vectors, training_rows(layout.lists, layout.padded, BOOK_ROWS))
     compared = assigning_work(layout.lists) + held_out_rows(vectors)
     return {
-        "train": [training_work(layout.lists, sample) * layout.padded, layout.lists, 1.0],
+        "train": [training_work(layout.lists, sample) * layout.padded, min(sample, BOOK_ROWS_MOST), layout.lists, 1.0],
         "assign": [vectors * compared * layout.padded, vectors],
         "encode": [vectors, 1.0],
         "write": [vectors, 1.0],

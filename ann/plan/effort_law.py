@@ -1,7 +1,7 @@
 """The work of a search as the index grows: laws fitted to small indexes with the same codes."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
@@ -75,7 +75,8 @@ class EffortLaw:
         rest = [float(np.mean(small.cpu_s - _units(small) @ [code_s, page_s])) for small in measured]
         call_s = max(0.0, float(np.median(rest)))
         off = [(call_s - alone) / small.cpu_s.mean() for alone, small in zip(rest, measured, strict=True)]
-        trace = QueryTrace(last.cpu_s, last.pages.astype(np.int64), page_s, k)
+        waking = np.median([small.waking for small in measured], axis=0)
+        trace = QueryTrace(last.cpu_s, last.pages.astype(np.int64), page_s, k, tuple(map(tuple, waking.tolist())))
         laws = {name: GrowthLaw.fit(sizes, values, low=_LEAST_SLOPE) for name, values in means.items()}
         return cls(**laws, call_s=call_s, code_s=code_s, page_s=page_s,
                    cpu_residual=float(np.sqrt(np.mean(np.square(off)))), trace=trace)  # fmt: skip
@@ -93,7 +94,7 @@ class EffortLaw:
         """Return the recorded queries with the mean work of a larger index, on cores that need `cpu_factor` as long."""
         mean = max(1e-9, float(self.trace.pages.mean()))
         scaled = self.trace.scaled(cpu_factor * work.cpu_s / float(self.trace.cpu_s.mean()), work.pages / mean, seed)
-        return QueryTrace(scaled.cpu_s, scaled.pages, cpu_factor * self.page_s, scaled.first_round)
+        return replace(scaled, page_cpu_s=cpu_factor * self.page_s)
 
 
 def _units(small: SmallIndex) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:

@@ -230,7 +230,9 @@ def _assumptions(
         f"Build times are those of small indexes, phase by phase (off by {build.residual:.1%}), on one core; linking a "
         f"list into the graph over more than 12,288 of them takes {1e6 * build.link_s:.0f} us.",
         f"{_DRAM_SHARE:.0%} of a node's DRAM ({format_bytes(_DRAM_SHARE * question.node.dram)}) is the index's budget.",
-        "Each query goes to every shard of one replica and asks one query a call; queries arrive at random.",
+        "Each query goes to every shard of one replica and asks one query a call; queries arrive at random. A query "
+        f"to a thread that was idle for {1e3 * effort.trace.waking[-1][0]:.0f} ms takes "
+        f"{1e6 * effort.trace.waking[-1][1]:.0f} us longer, as on this machine.",
         f"At most {_BUSY:.0%} of cores, drives or places of searches are busy; reads take log-normal times ("
         f"{question.node}).",
         "Time on the network, and commits, filters and documents, are not counted.",

@@ -1,6 +1,7 @@
 """Small indexes of a sample, with codes and lists like those of the large index: the work of searches and of builds."""
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -20,6 +21,7 @@ __all__ = ["Asked", "PhaseClock", "SmallIndex", "linking_seconds", "measure_smal
 
 _ROUNDS = 3  # of each query, whose middle processor time counts
 _TRIED = 64  # queries that tell the cost of a code and of a page
+_PAUSES_S = (0.5e-3, 2e-3, 8e-3)  # before a query that finds its thread asleep
 _MORE = 16  # times k: candidates of searches that read many pages
 
 Floats: TypeAlias = npt.NDArray[np.float64]
@@ -51,6 +53,8 @@ class SmallIndex:
         float64 [q]: processor seconds of each query, asked alone.
     code_s, page_s
         Processor seconds of one code scanned, and of one page read and ranked.
+    waking
+        Seconds of a pause, and those that a query after it takes longer than one asked after another, in the median.
     phases
         Processor seconds of each phase of the build.
     """
@@ -64,6 +68,7 @@ class SmallIndex:
     cpu_s: Floats
     code_s: float
     page_s: float
+    waking: tuple[tuple[float, float], ...]
     phases: dict[str, float]
 
 
@@ -103,8 +108,11 @@ def measure_small(vectors: Matrix, asked: Asked, layout: IndexLayout, dram: int,
         index.search(asked.queries[:16], asked.k, recall=asked.recall)  # first touches of codes and files
         rows = _searches(index, asked.queries, asked.k, recall=asked.recall)
         unit_costs = _unit_costs(index, asked)
+        waking = ((0.0, 0.0), *((pause, _wake_seconds(index, asked, pause)) for pause in _PAUSES_S))
     probed, scanned, candidates, pages, cpu_s = rows.T
-    return SmallIndex(len(vectors), layout, probed, scanned, candidates, pages, cpu_s, *unit_costs, clock.phases)
+    return SmallIndex(
+        len(vectors), layout, probed, scanned, candidates, pages, cpu_s, *unit_costs, waking, clock.phases
+    )  # fmt: skip
 
 
 def linking_seconds(layout: IndexLayout) -> float:
@@ -145,3 +153,20 @@ def _unit_costs(index: ZoomIndex, asked: Asked) -> tuple[float, float]:
     code_s = (all_lists[4] - few[4]) / max(1.0, all_lists[1] - few[1])
     page_s = (more[4] - all_lists[4]) / max(1.0, more[3] - all_lists[3])
     return max(0.0, float(code_s)), max(0.0, float(page_s))
+
+
+def _wake_seconds(index: ZoomIndex, asked: Asked, pause: float) -> float:
+    """Return how much longer a query takes that comes to an idle thread after a pause than one asked after another."""
+    some = asked.queries[:_TRIED]
+    paused, alone = np.zeros(len(some)), np.zeros(len(some))
+    with ThreadPoolExecutor(1) as thread:
+        for number, query in enumerate(some):
+            due = time.perf_counter() + pause
+            time.sleep(pause)
+            thread.submit(index.search, query, asked.k, recall=asked.recall).result()
+            paused[number] = time.perf_counter() - due
+    for number, query in enumerate(some):
+        began = time.perf_counter()
+        index.search(query, asked.k, recall=asked.recall)
+        alone[number] = time.perf_counter() - began
+    return max(0.0, float(np.median(paused - alone)))

@@ -114,6 +114,8 @@ class GrowthLaw:
 def fit_work(work: npt.ArrayLike, seconds: npt.ArrayLike) -> Floats:
     """Return the seconds of a unit of each kind of work, none negative, by least squares of the relative errors.
 
+    Kinds that do not help to tell a measurement from the others count as free.
+
     Parameters
     ----------
     work
@@ -135,8 +137,19 @@ def fit_work(work: npt.ArrayLike, seconds: npt.ArrayLike) -> Floats:
         for kinds in itertools.combinations(range(units.shape[1]), number):
             chosen = share[:, kinds] / scale[list(kinds)]
             found = np.linalg.lstsq(chosen, np.ones(len(taken)), rcond=None)[0]
-            left = float(np.sum((chosen @ found - 1) ** 2))
+            left = _left_out(chosen)
             if (found >= 0).all() and left < least - 1e-12:
                 best, least = np.zeros(units.shape[1]), left
                 best[list(kinds)] = found / scale[list(kinds)]
     return best
+
+
+def _left_out(chosen: Floats) -> float:
+    """Return the squares of the relative errors of each measurement, told from the others, or all if few."""
+    count, kinds = chosen.shape
+    errors = []
+    for row in range(count):
+        others = np.delete(chosen, row, 0) if count > kinds else chosen
+        found = np.linalg.lstsq(others, np.ones(len(others)), rcond=None)[0]
+        errors.append(float(chosen[row] @ found - 1))
+    return float(np.sum(np.square(errors)))

@@ -1,6 +1,7 @@
 """Latency under load: a discrete-event simulation of the queues before cores and drives, fed by a recorded trace.
 
-A query computes, then reads pages in rounds and ranks the rows of each round. Every core, every channel of a drive and
+A query computes, then reads pages in rounds and ranks the rows of each round. The thread that
+was idle for the shortest time takes a query, and computes slower at first. Every core, every channel of a drive and
 every place for a search is a server with one queue, first come, first served. Queries arrive as a Poisson stream. A
 query over several shards ends with the last of them.
 """
@@ -9,7 +10,7 @@ import heapq
 import math
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Literal, TypeAlias
 
@@ -44,6 +45,9 @@ class QueryTrace:
         Processor seconds for one page, spent after the round that reads it.
     first_round
         Most pages of its first round of reads: `k` of the search.
+    waking
+        Idle seconds of a thread that searches, ascending, and the seconds that its next query takes longer: it has to
+        wake up, and its caches are cold.
 
     Examples
     --------
@@ -58,6 +62,7 @@ class QueryTrace:
     pages: Ints
     page_cpu_s: float
     first_round: int
+    waking: tuple[tuple[float, float], ...] = ()
 
     def __post_init__(self) -> None:
         if not len(self.cpu_s) or self.cpu_s.shape != self.pages.shape or self.cpu_s.ndim != 1:
@@ -68,13 +73,23 @@ class QueryTrace:
             raise ValueError("cpu_s, pages: expected finite numbers from zero up")
         check_number("page_cpu_s", self.page_cpu_s, 0)
         check_int("first_round", self.first_round, 1)
+        for name, values in zip(("idle", "longer"), zip(*self.waking, strict=True), strict=False):
+            for value in values:
+                check_number(f"waking: seconds {name}", value, 0)
 
     def scaled(self, cpu: float, pages: float, seed: int = 0) -> "QueryTrace":
         """Return the trace of queries with so many times the processor time and pages; pages are rounded at random."""
         wanted = self.pages * pages
         drawn = np.random.default_rng(seed).random(len(wanted))
         rounded = (np.floor(wanted) + (drawn < wanted % 1)).astype(np.int64)
-        return QueryTrace(self.cpu_s * cpu, rounded, self.page_cpu_s, self.first_round)
+        return QueryTrace(self.cpu_s * cpu, rounded, self.page_cpu_s, self.first_round, self.waking)
+
+    def woken(self, idle_s: float) -> float:
+        """Return how many seconds longer a query takes on a thread that was idle for so long."""
+        if not self.waking:
+            return 0.0
+        idle, longer = np.array(self.waking).T
+        return float(np.interp(idle_s, idle, longer))
 
     def rounds(self, query: int) -> list[int]:
         """Return the pages of each round of reads of a query."""
@@ -147,7 +162,7 @@ class _Machine:
     def __init__(self, fleet: Fleet) -> None:
         self.cores = _Servers(fleet.node.cores)
         self.drives = [_Servers(fleet.node.channels) for _ in range(fleet.node.drives)]
-        self.places = fleet.searches
+        self.free = [0.0] * fleet.searches  # when each place without a search became free, in ascending order
         self.waiting: deque[_Part] = deque()
         self.held = 0.0
 
@@ -207,7 +222,7 @@ def most_queries(trace: QueryTrace, fleet: Fleet) -> tuple[Busiest, float]:
     """
     node, tiny = fleet.node, 1e-12
     cpu_s = max(tiny, float(trace.cpu_s.mean()))
-    alone = simulate_queues(trace, Fleet(node, 1, 1, fleet.searches), 1e-3 / cpu_s, queries=_ALONE)
+    alone = simulate_queues(replace(trace, waking=()), Fleet(node, 1, 1, fleet.searches), 1e-3 / cpu_s, queries=_ALONE)
     rates: dict[Busiest, float] = {
         "cores": node.cores / cpu_s,
         "drives": node.iops / max(tiny, float(trace.pages.mean())),
@@ -240,9 +255,8 @@ class _Simulation:
             pages = self._trace.rounds(self._drawn[query])
             for machine in self._machines[self._groups[query]]:
                 part = _Part(query, machine, iter(pages))
-                if machine.places:
-                    machine.places -= 1
-                    self._begin(part, arrival)
+                if machine.free:
+                    self._begin(part, arrival, arrival - machine.free.pop())
                 else:
                     machine.waiting.append(part)
         self._advance(math.inf)
@@ -265,11 +279,12 @@ class _Simulation:
         self._count += 1
         heapq.heappush(self._events, (when, self._count, part, computed))
 
-    def _begin(self, part: _Part, now: float) -> None:
+    def _begin(self, part: _Part, now: float, idle: float) -> None:
         part.began = now
         drawn = self._drawn[part.query]
         later = self._trace.page_cpu_s * self._trace.pages[drawn]
         seconds = max(0.0, float(self._trace.cpu_s[drawn] - later))
+        seconds += self._trace.woken(idle)
         self._push(part.machine.cores.serve(now, seconds), part, computed=True)
 
     def _read(self, machine: _Machine, now: float, pages: int) -> float:
@@ -283,9 +298,9 @@ class _Simulation:
         machine = part.machine
         machine.held += now - part.began
         if machine.waiting:
-            self._begin(machine.waiting.popleft(), now)
+            self._begin(machine.waiting.popleft(), now, 0.0)
         else:
-            machine.places += 1
+            machine.free.append(now)
         self._open[part.query] -= 1
         if not self._open[part.query]:
             self._ends[part.query] = now

@@ -172,7 +172,8 @@ def made(vectors: int, growth: float) -> SmallIndex:
     codes = scanned + layout.lists + 10 * 20.0
     cpu_s = 300e-6 + 10e-9 * codes + 5e-6 * pages
     phases = {"train": 2.0, "assign": 1e-6 * vectors, "encode": 1e-3, "calibrate": 1e-3, "write": 1e-3}
-    return SmallIndex(vectors, layout, np.full(50, 20.0), scanned, pages, pages, cpu_s, 10e-9, 5e-6, phases)
+    waking = ((0.0, 0.0),)
+    return SmallIndex(vectors, layout, np.full(50, 20.0), scanned, pages, pages, cpu_s, 10e-9, 5e-6, waking, phases)
 
 
 def test_known_laws_are_found_again() -> None:

@@ -1,6 +1,7 @@
 """Queues by simulation, beside queueing theory; and the machines whose queues they are."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -169,3 +170,16 @@ def test_an_unfit_trace_is_refused(cpu_s: list[float], pages: list[int]) -> None
 def test_unfit_numbers_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         simulate_queues(trace_of(1e-3, 1), Fleet(NODE), **({"rate": 1.0} | wrong))  # type: ignore[arg-type]
+
+
+def test_a_query_takes_longer_on_a_thread_that_was_idle() -> None:
+    plain = trace_of(1e-3, 0)
+    waking = replace(plain, waking=((0.0, 0.0), (1.0, 2e-3)))
+    fleet = Fleet(Node.parse("1 cores, 16 GiB, NVMe 400k IOPS"), searches=1)
+    assert simulate_queues(plain, fleet, 1e-3).p50_s == pytest.approx(1e-3)
+    assert simulate_queues(waking, fleet, 1e-3).p50_s == pytest.approx(3e-3)
+    assert waking.woken(0.5) == pytest.approx(1e-3)
+    busy = [simulate_queues(each, fleet, 2000).answered_per_s for each in (plain, waking)]
+    assert busy[0] == pytest.approx(busy[1], rel=0.01)  # a thread that is never idle is not slower
+    with pytest.raises(ValueError, match="waking"):
+        replace(plain, waking=((0.0, -1.0),))

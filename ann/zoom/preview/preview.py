@@ -34,10 +34,10 @@ from memhier.ann.zoom.preview.product import ProductBook, train_product
 from memhier.ann.zoom.preview.router import Router
 from memhier.ann.zoom.preview.scan import ProductLists, pq_scan
 
-__all__ = ["CODINGS", "Coding", "Effort", "Preview", "train_preview"]
+__all__ = ["BOOK_ROWS_MOST", "CODINGS", "Coding", "Effort", "Preview", "train_preview"]
 
 Coding: TypeAlias = Literal["rabitq", "pq"]
-_BOOK_ROWS = 16384  # of the sample, that a code book is learned from
+BOOK_ROWS_MOST = 16384  # of the sample, that a code book is learned from, at most
 _HALF_LOSS = 2**-12  # of a number in half precision
 _LIFTED = 2  # coordinates of the router of inner products beside those of the vectors
 _BEFORE = -1e6  # a gap less than any
@@ -293,7 +293,7 @@ def train_preview(
         Whether vectors are sought by their inner product; the last two coordinates of the sample are then zero.
     """
     centroids = train_centroids(sample, lists, seed)
-    rows = np.random.default_rng([seed, 3]).permutation(len(sample))[:_BOOK_ROWS]
+    rows = np.random.default_rng([seed, 3]).permutation(len(sample))[:BOOK_ROWS_MOST]
     member = Assigner(centroids, seed).assign(sample[rows])
     residuals = sample[rows] - centroids[member]
     book: CodeBook | ProductBook
