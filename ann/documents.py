@@ -210,8 +210,8 @@ def comparison(name: str, operator: str, value: Any) -> str:
     Parameters
     ----------
     operator
-        ``==``, ``!=``, ``<``, ``<=``, ``>``, ``>=``, ``in``, ``not in``; of lists ``contains``, ``contains any``,
-        ``contains all``.
+        ``==``, ``!=``, ``<``, ``<=``, ``>``, ``>=``, ``in``, ``not in``, ``like``; of lists ``contains``,
+        ``contains any``, ``contains all``.
     value
         A number, a bool or text; a sequence of these for ``in``, ``any`` and ``all``, which may be empty; None, which
         is null, for ``==`` and ``!=``.

@@ -15,6 +15,7 @@ True
 """
 
 import os
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -207,11 +208,15 @@ class ZoomVectorStore(BasePydanticVectorStore):
             return f"{key} is null or {comparison(key, '!=', value)}"
         if operator == FilterOperator.CONTAINS:
             return f"{key} is not null and {comparison(key, 'contains', value)}"
+        if operator == FilterOperator.TEXT_MATCH:
+            pattern = re.sub(r"[%_\\]", r"\\\g<0>", str(value))
+            return f"{key} is not null and {comparison(key, 'like', f'%{pattern}%')}"
         if operator in (FilterOperator.ANY, FilterOperator.ALL):
             return _of_several(key, f"contains {operator.value}", value)
         if operator.value not in ("==", "<", "<=", ">", ">="):
             raise NotImplementedError(
-                f"filters: {operator.value!r}; expected ==, !=, <, <=, >, >=, in, nin, is_empty, contains, any or all"
+                f"filters: {operator.value!r}; expected ==, !=, <, <=, >, >=, in, nin, is_empty, contains, any, all or "
+                "text_match"
             )
         return f"{key} is not null and {comparison(key, operator.value, value)}"
 

@@ -2,6 +2,7 @@
 
 import math
 import pickle
+import re
 import threading
 import tracemalloc
 
@@ -18,7 +19,7 @@ from memhier.ann.zoom.filters.attributes import (
 )
 from memhier.ann.zoom.filters.bitmaps import BitmapCache, pack, popcount, unpack
 from memhier.ann.zoom.filters.where import evaluate, parse
-from memhier.errors import CorruptionError
+from memhier.errors import BudgetError, CorruptionError
 from memhier.io.reader import Reader
 from memhier.store.store import Store
 
@@ -32,6 +33,10 @@ FILTERS = [
     "lang not between 'de' and 'en'",
     "price is null or not sold",
     "word >= 'w5' and word != 'w50'",
+    "lang like 'e%' or not lang like '%'",
+    "not lang like '%e%' and not lang like '_\uffff%'",
+    "word like 'w_' or word like '%7%' or word like 'w1%2' or word like 'w12'",
+    "lang like '\U0001f600%' or lang like '_'",
     "later == 3",
     "not later is null or lang is null",
     "(views is null or views == 0) and views == 0",
@@ -351,7 +356,7 @@ def test_a_filter_holds_no_column(keep):
     }  # fmt: skip
     (part,) = keep((columns, np.arange(count)))
     listed = ", ".join(f"'{i}'" for i in range(0, 2000, 2))
-    text = f"a < 300000 and not b < 5 and t and (s < '5' or s in ({listed})) and a is not null"
+    text = f"a < 300000 and not b < 5 and t and (s < '5' or s in ({listed})) and a is not null and not s like '%7_1%'"
     first = part.bitmap(text)
     tracemalloc.start()
     try:
@@ -361,9 +366,24 @@ def test_a_filter_holds_no_column(keep):
         tracemalloc.stop()
     assert peak < WORKSPACE_BYTES
     np.testing.assert_array_equal(first, again)
-    expected = [i < 300_000 and i / 7 >= 5 and i % 2 == 0 and (str(i) < "5" or i < 2000) for i in range(count)]
+    expected = [
+        i < 300_000 and i / 7 >= 5 and i % 2 == 0 and (str(i) < "5" or i < 2000) and not re.search("7.1", str(i))
+        for i in range(count)
+    ]
     np.testing.assert_array_equal(unpack(first, count), expected)
     assert part.memory_bytes < 4096
+
+
+def test_a_pattern_that_too_many_texts_may_be_of_is_refused(keep, tmp_path, reader):
+    words = [f"w{i}" for i in range(3000)]
+    keep(({"word": words}, np.arange(3000)))
+    with Store.open(tmp_path / "store0", kind="test") as store:
+        part = Attributes(store, "p0-", {"word": "str"}, 3000, reader, work_bytes=512)
+        with pytest.raises(BudgetError, match="3,000 different texts begin with 'w'"):
+            part.bitmap("word like 'w%5'")
+        found = unpack(part.bitmap("word like 'w12_5' or word like 'w3%'"), 3000)
+        np.testing.assert_array_equal(found, [bool(re.fullmatch("w12.5|w3.*", word)) for word in words])
+        part.close()
 
 
 def test_many_threads_filter_one_part(keep):

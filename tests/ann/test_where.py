@@ -8,7 +8,18 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from memhier.ann.zoom.filters.where import And, Comparison, Expression, IsNull, Membership, Not, Or, evaluate, parse
+from memhier.ann.zoom.filters.where import (
+    And,
+    Comparison,
+    Expression,
+    IsNull,
+    Like,
+    Membership,
+    Not,
+    Or,
+    evaluate,
+    parse,
+)
 
 COMPARE = {
     "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "==": operator.eq, "!=": operator.ne,
@@ -48,8 +59,17 @@ def leaves_of(name, values, operators=tuple(COMPARE)):
 
 
 NUMBERS = st.one_of(INTEGERS, FLOATS)
+MARKS = st.one_of(
+    st.sampled_from(["%", "%", "_", "\\%", "\\_", "\\\\", "a", "b", "é", "\uffff", "\U0010ffff", "\n"]),
+    WORDS.map(lambda word: word.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")),
+)
+PATTERNS = st.lists(MARKS, max_size=6).map("".join)
 LEAVES = st.one_of(
-    leaves_of("i", NUMBERS), leaves_of("f", NUMBERS), leaves_of("s", WORDS), leaves_of("b", st.booleans(), ("==", "!="))
+    st.builds(Like, st.just("s"), PATTERNS),
+    leaves_of("i", NUMBERS),
+    leaves_of("f", NUMBERS),
+    leaves_of("s", WORDS),
+    leaves_of("b", st.booleans(), ("==", "!=")),
 )
 TREES = trees(LEAVES)
 
@@ -77,6 +97,19 @@ def truth(expression, row):
             return None if row[name] is None else COMPARE[sign](row[name], value)
         case Membership(name, values):
             return None if row[name] is None else row[name] in values
+        case Like(name, pattern):
+            return None if row[name] is None else like(pattern, row[name])
+
+
+def like(pattern, text):
+    """Return whether a text is of a pattern, by its definition."""
+    if not pattern:
+        return not text
+    if pattern[0] == "%":
+        return any(like(pattern[1:], text[start:]) for start in range(len(text) + 1))
+    if pattern[0] == "\\":
+        return text[:1] == pattern[1] and like(pattern[2:], text[1:])
+    return bool(text) and pattern[0] in ("_", text[0]) and like(pattern[1:], text[1:])
 
 
 INT64 = st.one_of(
@@ -166,6 +199,9 @@ def test_numbers_compare_exactly_at_every_edge():
         ("a NOT IN ('x')", Not(Membership("a", ("x",)))),
         ("a between 1 and 2 and b", And((And((Comparison("a", ">=", 1), Comparison("a", "<=", 2))), parse("b")))),
         ("a not between 1 and 2", Not(And((Comparison("a", ">=", 1), Comparison("a", "<=", 2))))),
+        ("a LIKE 'x%'", Like("a", "x%")),
+        ("a not like 'it''s\\%'", Not(Like("a", "it's\\%"))),
+        ("like like 'like' and like", And((Like("like", "like"), parse("like")))),
         ("a is null", IsNull("a")),
         ("a Is Not Null", Not(IsNull("a"))),
         ("sold", Comparison("sold", "==", True)),
@@ -197,7 +233,9 @@ def test_forms(text, tree):
         ("a in 1", 5, "'('"),
         ("a in ()", 6, "a value"),
         ("a in (1 2)", 8, "',' or ')'"),
-        ("a not 1", 6, "'in', 'between' or 'contains'"),
+        ("a not 1", 6, "'in', 'between', 'like' or 'contains'"),
+        ("a like 1", 7, "a pattern such as 'red%'"),
+        ("a not like b", 11, "a pattern such as 'red%'"),
         ("a between 1 or 2", 12, "'and'"),
         ("a is 1", 5, "'null' or 'not null'"),
         ("a is not 1", 9, "'null'"),
@@ -267,6 +305,7 @@ def test_unknown_attributes_are_refused_with_those_there_are():
         ("not (f < 1 and i == '1')", "attribute 'i' is int64"),
         ("b == 1", "attribute 'b' is bool, it cannot be compared with int"),
         ("b < true", "attribute 'b' is bool, which has no order"),
+        ("i like '1%'", "attribute 'i' is int64; expected text for like"),
     ],
 )
 def test_values_of_another_kind_are_refused(text, message):
@@ -287,3 +326,25 @@ def test_columns_of_any_layout_and_width():
         evaluate(tree, {**columns, "b": np.zeros(3)})
     assert evaluate(parse("x < 3 or x == 'a' or not x"), {"x": np.array([None, None])}).tolist() == [False, False]
     assert evaluate(parse("x is null"), {"x": np.array([None, None])}).tolist() == [True, True]
+
+
+@settings(max_examples=500, deadline=None)
+@given(PATTERNS, st.lists(st.text("ab%_\\é\n\U0010ffff", max_size=8), max_size=9))
+@example("%a%a%a%b", ["a" * 8])
+@example("a%a", ["a", "aa", "aba"])
+@example("\U0010ffff%", ["\U0010ffff", "\U0010ffffa", "z"])
+def test_like_is_the_definition_of_patterns(pattern, texts):
+    found = evaluate(Like("s", pattern), {"s": np.array([*texts, None], object)}) if texts else np.array([False])
+    assert found.tolist() == [like(pattern, text) for text in texts] + [False]
+
+
+def test_like_takes_no_time_that_grows_with_choices():
+    """A matcher that tries all choices takes longer than the age of the universe here."""
+    texts = np.array(["a" * 50_000, "a" * 50_000 + "b"])
+    assert evaluate(Like("s", "%a" * 60 + "%b"), {"s": texts}).tolist() == [False, True]
+
+
+@pytest.mark.parametrize("pattern", ["a\\", "\\a", "%\\\\\\b"])
+def test_a_backslash_before_anything_else_is_refused(pattern):
+    with pytest.raises(ValueError, match="a backslash at character"):
+        evaluate(Like("s", pattern), {"s": np.array(["a"])})

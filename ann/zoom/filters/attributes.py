@@ -17,6 +17,7 @@ from memhier.ann.zoom.filters.columns import BLOCK_ROWS, DTYPES, AnyColumn, Chai
 from memhier.ann.zoom.filters.conditions import (
     AttributeType,
     Expression,
+    Vocabularies,
     check_name,
     check_types,
     is_list,
@@ -27,6 +28,7 @@ from memhier.ann.zoom.filters.conditions import (
 )
 from memhier.ann.zoom.filters.given import as_columns
 from memhier.ann.zoom.filters.lists import ChainedListColumn
+from memhier.ann.zoom.filters.patterns import Pattern
 from memhier.ann.zoom.filters.stored_column import StoredColumn, converted, must_convert, write_column
 from memhier.ann.zoom.filters.stored_lists import StoredListColumn, write_lists
 from memhier.ann.zoom.filters.where import parse
@@ -333,10 +335,21 @@ class Attributes:
         self._columns.clear()
 
     def _select(self, expression: Expression) -> Words:
-        find = {name: column.find for name, column in self._columns.items() if column.type in ("str", "list[str]")}
-        expression = on_columns(expression, self._schema, find)
+        room = self._work_bytes
+
+        def like(column: StoredColumn, pattern: Pattern, low: int, high: int) -> npt.NDArray[np.uint8]:
+            nonlocal room
+            bits = column.like(pattern, low, high, room)
+            room -= len(bits)
+            return bits
+
+        texts = {
+            name: Vocabularies(column.find, partial(like, column if isinstance(column, StoredColumn) else column.items))
+            for name, column in self._columns.items() if column.type in ("str", "list[str]")
+        }  # fmt: skip
+        expression = on_columns(expression, self._schema, texts)
         used = {name: self._columns[name] for name in expression.names if name in self._columns}
-        blocks = Blocks(used, self._count, self._work_bytes, row_bytes(expression))
+        blocks = Blocks(used, self._count, room, row_bytes(expression))
         words = np.zeros(self._words, np.uint64)
         for start in range(0, self._count, blocks.rows):
             count = min(blocks.rows, self._count - start)

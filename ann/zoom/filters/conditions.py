@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, cast
 import numpy as np
 import numpy.typing as npt
 
+from memhier.ann.zoom.filters.patterns import Pattern
 from memhier.ann.zoom.filters.times import moment_of_text
 
 __all__ = [
@@ -19,16 +20,19 @@ __all__ = [
     "And",
     "AttributeType",
     "Cells",
+    "CodeSet",
     "Comparison",
     "Contains",
     "Expression",
     "IsNull",
+    "Like",
     "ListCells",
     "Membership",
     "Not",
     "Operator",
     "Or",
     "Value",
+    "Vocabularies",
     "check_name",
     "check_types",
     "is_list",
@@ -116,6 +120,26 @@ class Contains(Expression):
 
 
 @dataclass(frozen=True, slots=True)
+class Like(Expression):
+    """``name like 'pattern'``."""
+
+    name: str
+    pattern: str
+
+    def __str__(self) -> str:
+        return f"{self.name} like {_literal(self.pattern)}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CodeSet(Expression):
+    """Whether the code of a string is in a set: bit ``i`` of uint8 ``bits`` is that of code ``first + i``."""
+
+    name: str
+    first: int
+    bits: npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
 class IsNull(Expression):
     """``name is null``; never unknown."""
 
@@ -155,7 +179,22 @@ class Or(Expression):
         return " or ".join(map(_nested, self.operands))
 
 
-Leaf: TypeAlias = Comparison | Membership | Contains | IsNull
+Leaf: TypeAlias = Comparison | Membership | Contains | Like | CodeSet | IsNull
+
+
+class Vocabularies(NamedTuple):
+    """The words of a column of strings.
+
+    Attributes
+    ----------
+    find
+        Takes literals to their ranks.
+    like
+        Takes a pattern to the words of it, from the rank of its prefix up to another rank.
+    """
+
+    find: Callable[[list[str]], Ranks]
+    like: Callable[[Pattern, int, int], npt.NDArray[np.uint8]]
 
 
 class Cells(NamedTuple):
@@ -213,14 +252,14 @@ def row_bytes(expression: Expression) -> int:
         return row_bytes(expression.operand)
     if isinstance(expression, And | Or):
         return 1 + max(map(row_bytes, expression.operands))
-    return SORTED_BYTES if isinstance(expression, Membership) else 2
+    return SORTED_BYTES if isinstance(expression, Membership | CodeSet) else 2
 
 
 def values_of(leaf: Leaf) -> tuple[Value, ...]:
     """Return the literals of a condition."""
     if isinstance(leaf, Comparison):
         return (leaf.value,)
-    return () if isinstance(leaf, IsNull) else leaf.values
+    return leaf.values if isinstance(leaf, Membership | Contains) else ()
 
 
 def check_name(name: str, known: Mapping[str, Any]) -> None:
@@ -252,6 +291,10 @@ def check_types(expression: Expression, types: Mapping[str, AttributeType | None
             raise TypeError(f"{leaf}: attribute {leaf.name!r} is {kind}; expected {expected}")
         if (kind := item_type(kind)) is None:
             continue
+        if isinstance(leaf, Like):
+            _pattern(leaf)
+            if kind != "str":
+                raise TypeError(f"{leaf}: attribute {leaf.name!r} is {types[leaf.name]}; expected text for like")
         for value in values_of(leaf):
             came = "bool" if isinstance(value, bool) else "str" if isinstance(value, str) else "number"
             expected = {"bool": "bool", "str": "str", "datetime": "str"}.get(kind, "number")
@@ -268,7 +311,7 @@ def check_types(expression: Expression, types: Mapping[str, AttributeType | None
 
 
 def on_columns(
-    expression: Expression, types: Mapping[str, AttributeType | None], find: Mapping[str, Callable[[list[str]], Ranks]]
+    expression: Expression, types: Mapping[str, AttributeType | None], words: Mapping[str, Vocabularies]
 ) -> Expression:
     """Return the same condition on values as columns hold them: microseconds of moments, and codes of strings.
 
@@ -276,29 +319,62 @@ def on_columns(
     ----------
     types
         By attribute.
-    find
-        By attribute of strings, where there is a column: takes literals to their ranks in its vocabulary.
+    words
+        By attribute of strings, where there is a column.
     """
     texts: dict[str, dict[str, None]] = {}
     for leaf in leaves(expression):
-        if leaf.name in find:
-            texts.setdefault(leaf.name, {}).update({str(value): None for value in values_of(leaf)})
-    ranks = {name: find[name](list(different)) for name, different in texts.items()}
+        if leaf.name in words:
+            texts.setdefault(leaf.name, {}).update(dict.fromkeys(_sought(leaf)))
+    ranks = {name: words[name].find(list(different)) for name, different in texts.items()}
 
-    def on_column(leaf: Leaf) -> Leaf:
-        if isinstance(leaf, IsNull):
+    def on_column(leaf: Leaf) -> Expression:
+        if isinstance(leaf, IsNull | CodeSet):
             return leaf
         if types.get(leaf.name) in ("datetime", "list[datetime]"):
             moments = tuple([_moment(leaf, str(value)) for value in values_of(leaf)])
             if isinstance(leaf, Comparison):
                 return Comparison(leaf.name, leaf.operator, moments[0])
+            assert not isinstance(leaf, Like)
             return replace(leaf, values=moments)
-        return _on_codes(leaf, ranks[leaf.name]) if leaf.name in ranks else leaf
+        if leaf.name not in ranks:
+            return leaf
+        if isinstance(leaf, Like):
+            return _like_codes(leaf, ranks[leaf.name], words[leaf.name])
+        return _on_codes(leaf, ranks[leaf.name])
 
     return _changed(expression, on_column)
 
 
-def _changed(expression: Expression, change: Callable[[Leaf], Leaf]) -> Expression:
+def _sought(leaf: Leaf) -> list[str]:
+    """Return the texts whose ranks a condition needs."""
+    if not isinstance(leaf, Like):
+        return [str(value) for value in values_of(leaf)]
+    pattern = _pattern(leaf)
+    return [text for text in (pattern.prefix, pattern.beyond) if text is not None]
+
+
+def _pattern(leaf: Like) -> Pattern:
+    try:
+        return Pattern.of(leaf.pattern)
+    except ValueError as error:
+        raise ValueError(f"{leaf}: {error}") from None
+
+
+def _like_codes(leaf: Like, ranks: Ranks, words: Vocabularies) -> Expression:
+    """Return the condition of a pattern on the codes of strings."""
+    pattern = _pattern(leaf)
+    low, present = ranks[pattern.prefix]
+    if pattern.kind == "text":
+        return Comparison(leaf.name, "==", low if present else _NO_CODE)
+    high = None if pattern.beyond is None else ranks[pattern.beyond][0]
+    if pattern.kind == "prefix":
+        least = Comparison(leaf.name, ">=", low)
+        return least if high is None else And((least, Comparison(leaf.name, "<", high)))
+    return CodeSet(leaf.name, low, words.like(pattern, low, -1 if high is None else high))
+
+
+def _changed(expression: Expression, change: Callable[[Leaf], Expression]) -> Expression:
     if isinstance(expression, Not):
         return Not(_changed(expression.operand, change))
     if isinstance(expression, And | Or):
@@ -365,7 +441,7 @@ def select(
         assert isinstance(expression, Contains)
         rows = _containing(column, expression)
     else:
-        assert not isinstance(expression, Contains)
+        assert not isinstance(expression, Contains | Like)
         rows = _matches(column.values, expression)
     if not wanted:
         np.logical_not(rows, out=rows)
@@ -383,7 +459,17 @@ def _containing(lists: ListCells, leaf: Contains) -> Flags:
     return rows
 
 
-def _matches(values: npt.NDArray[Any], leaf: Comparison | Membership) -> Flags:
+def _matches(values: npt.NDArray[Any], leaf: Comparison | Membership | CodeSet) -> Flags:
+    if isinstance(leaf, CodeSet):
+        place = values - values.dtype.type(leaf.first)
+        known: Flags = (place >= 0) & (place < 8 * len(leaf.bits))
+        if not known.any():
+            return known
+        place[~known] = 0
+        bit = np.left_shift(1, place & 7, dtype=np.uint8, casting="unsafe")
+        place >>= 3
+        known &= (leaf.bits[place] & bit) != 0
+        return known
     if isinstance(leaf, Membership):
         narrowed = [_narrow(values.dtype, "==", value) for value in leaf.values]
         points = [point[1] for point in narrowed if not isinstance(point, bool)]

@@ -7,6 +7,7 @@ rank in a vocabulary of the column's own, -1 where null. Lists: `memhier.ann.zoo
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,9 +16,10 @@ import numpy.typing as npt
 from memhier.ann.zoom.filters.bitmaps import Words, pack, unpack, word_count
 from memhier.ann.zoom.filters.columns import DTYPES, AnyColumn, Column
 from memhier.ann.zoom.filters.conditions import AttributeType, Cells, ItemType, is_list
+from memhier.ann.zoom.filters.patterns import Pattern
 from memhier.ann.zoom.filters.vocabulary import Vocabulary, write_vocabulary
 from memhier.ann.zoom.pauses import pause
-from memhier.errors import CorruptionError
+from memhier.errors import BudgetError, CorruptionError
 from memhier.fields import stored_segment
 from memhier.io.ranges import Ranges, Reading
 from memhier.io.reader import Reader
@@ -97,10 +99,7 @@ class StoredColumn:
             raise CorruptionError(f"{self._path}: a rank beyond the {len(self._vocabulary)} words of the column")
         words = yield from self._vocabulary.words(ranks.astype(np.int64))
         texts = np.full(len(values), None, object)
-        try:
-            texts[~nulls] = np.array([word.decode() for word in words], object)[inverse]
-        except UnicodeDecodeError as error:
-            raise CorruptionError(f"{self._path}: a word of the column is no UTF-8: {error}") from error
+        texts[~nulls] = np.array([_decoded(word, self._path) for word in words], object)[inverse]
         return texts
 
     def block(self, start: int, count: int, buffer: npt.NDArray[np.uint8]) -> Cells:
@@ -121,6 +120,34 @@ class StoredColumn:
         ranks, present = self._vocabulary.find([text.encode(errors="surrogatepass") for text in texts])
         return dict(zip(texts, zip(ranks.tolist(), present.tolist(), strict=True), strict=True))
 
+    def like(self, pattern: Pattern, low: int, high: int, most: int) -> npt.NDArray[np.uint8]:
+        """Return a bit for each word from one rank up to another (-1: the last): whether it is of a pattern.
+
+        Parameters
+        ----------
+        most
+            DRAM for the bits, and for the words under way, in bytes.
+
+        Raises
+        ------
+        BudgetError
+            When the bits take more than half of it.
+        """
+        assert self._vocabulary is not None
+        high = len(self._vocabulary) if high < 0 else high
+        if high - low > 4 * most:
+            raise BudgetError(
+                f"like: {high - low:,} different texts begin with {pattern.prefix!r}, and a bit for each takes more "
+                f"than half of the {most:,} bytes that dram= leaves for a filter; begin the pattern with more letters"
+            )
+        bits = np.zeros(-(-max(0, high - low) // 8), np.uint8)
+        for first, words in self._vocabulary.runs(low, high, most // 2):
+            pause()
+            flags = [pattern.matches(_decoded(word, self._path)) for word in words]
+            places = first - low + np.flatnonzero(flags)
+            np.bitwise_or.at(bits, places >> 3, (1 << (places & 7)).astype(np.uint8))
+        return bits
+
     def close(self) -> None:
         """Detach from the reader."""
         handle, self._handle = self._handle, -1  # which may be another file's from now on
@@ -133,6 +160,13 @@ class StoredColumn:
         if bits is not None:
             return Cells(values, (bits >> (rows % 8).astype(np.uint8) & 1).view(np.bool_))
         return Cells(values, None if self._is_null is None else self._is_null(values))
+
+
+def _decoded(word: bytes, path: Path) -> str:
+    try:
+        return word.decode()
+    except UnicodeDecodeError as error:
+        raise CorruptionError(f"{path}: a word of the column is no UTF-8: {error}") from error
 
 
 def write_column(

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memhier.ann.zoom.filters.bitmaps import pack, unpack, word_count
-from memhier.ann.zoom.filters.columns import DTYPES, Bounds, Column, ListColumn
+from memhier.ann.zoom.filters.columns import DTYPES, Bounds, ListColumn
 from memhier.ann.zoom.filters.conditions import LIST_TYPES, ItemType, ListCells, ListType
 from memhier.ann.zoom.filters.lists import item_rows
 from memhier.ann.zoom.filters.stored_column import StoredColumn, joined_bits, write_column
@@ -59,7 +59,7 @@ class StoredListColumn:
         return self._count
 
     @property
-    def items(self) -> Column:
+    def items(self) -> StoredColumn:
         """The items of all lists."""
         return self._items
 

@@ -24,6 +24,7 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 
 _BATCH_BYTES = 1 << 16
 _STREAM_WORDS = 1 << 12
+_WORD_BYTES = 256  # that a word of a run takes with its bounds and its object, beside its letters
 WORDS_MAX = 2**31 - 1
 
 
@@ -107,6 +108,23 @@ class Vocabulary:
         for start in range(0, self._count, _STREAM_WORDS):
             ranks = np.arange(start, min(start + _STREAM_WORDS, self._count))
             yield from read_together(CountedReads(self._reader), {0: self.words(ranks)})[0]
+
+    def runs(self, low: int, high: int, most: int) -> Iterator[tuple[int, list[bytes]]]:
+        """Yield runs of words from one rank up to another, each with the rank of its first.
+
+        Parameters
+        ----------
+        most
+            Bytes that a run and its numbers take; a single longer word is a run of its own.
+        """
+        while low < high:
+            bounds = self._bounds(np.arange(low, min(high, low + max(1, most // _WORD_BYTES))))
+            fitting = np.searchsorted(bounds[:, 1], bounds[0, 0] + most // 2, side="right")
+            bounds = bounds[: max(1, int(fitting))]
+            start, stop = int(bounds[0, 0]), int(bounds[-1, 1])
+            raw = self._reader.read(self._handle, [start], stop - start)[0].tobytes() if stop > start else b""
+            yield low, [raw[first - start : last - start] for first, last in bounds.tolist()]
+            low += len(bounds)
 
     def close(self) -> None:
         """Detach from the reader."""

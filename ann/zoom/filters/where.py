@@ -6,23 +6,23 @@
     conjunction = negation { "and" negation }
     negation    = "not" negation | "(" condition ")" | test
     test        = name [ operator value | [ "not" ] "in" "(" value { "," value } ")"
-                       | [ "not" ] "between" value "and" value | "is" [ "not" ] "null"
+                       | [ "not" ] "between" value "and" value | "is" [ "not" ] "null" | [ "not" ] "like" text
                        | [ "not" ] "contains" ( value | ( "any" | "all" ) "(" value { "," value } ")" ) ]
                 | value operator name
     operator    = "<" | "<=" | ">" | ">=" | "==" | "=" | "!="
     value       = [ "+" | "-" ] number | text | "true" | "false"
 
 Text stands in single or double quotes; a quote inside is doubled. A name alone asks whether a bool is true.
-``contains`` asks for items of a list: one value, any of several, or all of them. A datetime is compared with text in
-ISO 8601 (``day >= '2024-01-31'``), in UTC where that names no time zone. Keywords may be written in capitals. A null
-compares to unknown, not unknown is unknown, and only true rows are selected.
+``contains`` asks for items of a list: one value, any of several, or all of them. In a pattern of ``like``, ``%``
+stands for any text and ``_`` for one character; after a backslash these, and the backslash, stand for themselves. A
+datetime is compared with text in ISO 8601 (``day >= '2024-01-31'``), in UTC where that names no time zone. Keywords
+may be written in capitals. A null compares to unknown, not unknown is unknown, and only true rows are selected.
 """
 
 import math
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -37,12 +37,14 @@ from memhier.ann.zoom.filters.conditions import (
     Contains,
     Expression,
     IsNull,
+    Like,
     ListCells,
     Membership,
     Not,
     Operator,
     Or,
     Value,
+    Vocabularies,
     check_name,
     check_types,
     on_columns,
@@ -50,8 +52,10 @@ from memhier.ann.zoom.filters.conditions import (
 )
 from memhier.ann.zoom.filters.given import array_column
 from memhier.ann.zoom.filters.lists import whole_lists
+from memhier.ann.zoom.filters.patterns import Pattern
 
-__all__ = ["And", "Comparison", "Contains", "Expression", "IsNull", "Membership", "Not", "Or", "evaluate", "parse"]
+__all__ = ["And", "Comparison", "Contains", "Expression", "IsNull", "Like", "Membership", "Not", "Or", "evaluate",
+           "parse"]  # fmt: skip
 
 LENGTH_MAX = 256 * 1024
 DEPTH_MAX = 64
@@ -153,7 +157,7 @@ def evaluate(expression: Expression, columns: Mapping[str, npt.NDArray[Any]]) ->
     types = {name: column.type for name, column in used.items()}
     check_types(expression, types)
     texts = {name: column.items if isinstance(column, ListColumn) else column for name, column in used.items()}
-    find = {name: partial(_ranks, column) for name, column in texts.items() if column.type == "str"}
+    words = {name: _words(column) for name, column in texts.items() if column.type == "str"}
     everything = np.arange(count)
 
     def cells(name: str) -> Cells | ListCells | None:
@@ -162,14 +166,22 @@ def evaluate(expression: Expression, columns: Mapping[str, npt.NDArray[Any]]) ->
             return None
         return whole_lists(column) if isinstance(column, ListColumn) else column.read(everything)
 
-    return select(on_columns(expression, types, find), cells, count)
+    return select(on_columns(expression, types, words), cells, count)
 
 
-def _ranks(column: Column, texts: list[str]) -> dict[str, tuple[int, bool]]:
-    """Return how many words of a column stand before each text, and whether it is one of them."""
+def _words(column: Column) -> Vocabularies:
     words = [word.decode() for word in column.words()]
-    places = {text: bisect_left(words, text) for text in texts}
-    return {text: (at, words[at : at + 1] == [text]) for text, at in places.items()}
+
+    def find(texts: list[str]) -> dict[str, tuple[int, bool]]:
+        """Return how many words stand before each text, and whether it is one of them."""
+        places = {text: bisect_left(words, text) for text in texts}
+        return {text: (at, words[at : at + 1] == [text]) for text, at in places.items()}
+
+    def like(pattern: Pattern, low: int, high: int) -> npt.NDArray[np.uint8]:
+        flags = [pattern.matches(word) for word in (words[low:] if high < 0 else words[low:high])]
+        return np.packbits(np.array(flags, np.bool_), bitorder="little")
+
+    return Vocabularies(find, like)
 
 
 class _Token(NamedTuple):
@@ -228,7 +240,7 @@ class _Parser:
         negated = self._take("not")
         test = self._of_several(name)
         if test is None and negated:
-            self.refuse("'in', 'between' or 'contains'")
+            self.refuse("'in', 'between', 'like' or 'contains'")
         if test is None:
             return Comparison(name, "==", True)
         return Not(test) if negated else test
@@ -243,6 +255,10 @@ class _Parser:
                 return Contains(name, (self._value(f"{_VALUE}, 'any' or 'all'"),))
             each = [Contains(name, (value,)) for value in self._values()]
             return each[0] if len(each) == 1 else And(tuple(each))
+        if self._take_word("like"):
+            if self.token.kind != "text":
+                self.refuse("a pattern such as 'red%'")
+            return Like(name, str(self._value("a pattern")))
         if self._take("between"):
             low = self._value(_VALUE)
             self._expect("and", "'and'")
