@@ -142,7 +142,6 @@ class StoredColumn:
             )
         bits = np.zeros(-(-max(0, high - low) // 8), np.uint8)
         for first, words in self._vocabulary.runs(low, high, most // 2):
-            pause()
             flags = [pattern.matches(_decoded(word, self._path)) for word in words]
             places = first - low + np.flatnonzero(flags)
             np.bitwise_or.at(bits, places >> 3, (1 << (places & 7)).astype(np.uint8))
