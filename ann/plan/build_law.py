@@ -16,8 +16,8 @@ from memhier.planning.fits import GrowthLaw, fit_work
 
 __all__ = ["BuildLaw"]
 
-# Of the calibration for one vector, which searches with many efforts: it grew as N^0.4 or slower in all sets measured
-# (`python -m memhier.benchmarks.workloads.search.plan`).
+# Of the calibration for one vector. It grew as N^0.4 or slower from a quarter of the vectors to all of them, in the
+# three sets of `python -m memhier.benchmarks.workloads.search.plan`; the limit was chosen with these figures in view.
 _STEEPEST = 0.4
 _LEAST_S = 1e-3  # of a phase: below, the clock's steps count
 

@@ -1,9 +1,9 @@
 """Latency under load: a discrete-event simulation of the queues before cores and drives, fed by a recorded trace.
 
-A query computes, then reads pages in rounds and ranks the rows of each round. The thread that
-was idle for the shortest time takes a query, and computes slower at first. Every core, every channel of a drive and
-every place for a search is a server with one queue, first come, first served. Queries arrive as a Poisson stream. A
-query over several shards ends with the last of them.
+A query computes, then reads pages in rounds and ranks the rows of each round. The thread that was idle for the shortest
+time takes it, and computes slower at first. Every core, every channel of a drive and every place for a search is a
+server with one queue, first come, first served. Queries arrive as a Poisson stream. A query over several shards ends
+with the last of them.
 """
 
 import heapq

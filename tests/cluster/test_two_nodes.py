@@ -73,12 +73,25 @@ def test_a_node_may_go_and_come_back(two_nodes, tmp_path):
         same(after, twice.search(queries, 4, recall=1.0))
 
 
+def until_noticed(work, between=lambda: None):
+    """Do work that a loss cuts short as long as Ray lists the node; only a busy machine lets Ray notice it first."""
+    from memhier.ann.cluster.nodes import alive_nodes
+    from memhier.errors import ShardLostError
+
+    try:
+        work()
+    except ShardLostError as error:
+        if "was lost meanwhile" not in str(error):
+            raise
+        between()
+        work()
+    assert len(alive_nodes()) == 1
+
+
 @pytest.mark.parametrize("call", ["open", "heal", "build", "pull", "reshard"])
 def test_a_lost_node_that_ray_still_lists(two_nodes, tmp_path, call):
     """Before Ray notices the loss a call goes on with the nodes left, or raises ShardLostError; no error of Ray."""
     from memhier.ann.cluster import ShardedIndex
-    from memhier.ann.cluster.nodes import alive_nodes
-    from memhier.errors import ShardLostError
 
     cluster, nodes, _ = two_nodes
     vectors, queries = clustered(COUNT, 0), clustered(25, 8)
@@ -88,21 +101,12 @@ def test_a_lost_node_that_ray_still_lists(two_nodes, tmp_path, call):
         built.push(f"file://{tmp_path}/backup")
     with ShardedIndex.open("$SSD/index", writable=True, patience=2.0) as index:
         cluster.remove_node(nodes[1], allow_graceful=False)
-        if len(alive_nodes()) < 2:
-            pytest.skip("Ray noticed the loss of the node before the call began: the machine is busy")
         if call == "build":
-            with pytest.raises(ShardLostError, match="was lost meanwhile"):
-                ShardedIndex.build("$SSD/other", vectors, **given)
-            ShardedIndex.build("$SSD/other", vectors, **given).close()
+            until_noticed(lambda: ShardedIndex.build("$SSD/other", vectors, **given).close())
         elif call == "pull":
-            with pytest.raises(ShardLostError, match="was lost meanwhile"):
-                ShardedIndex.pull(f"file://{tmp_path}/backup", "$SSD/pulled")
-            ShardedIndex.pull(f"file://{tmp_path}/backup", "$SSD/pulled")
+            until_noticed(lambda: ShardedIndex.pull(f"file://{tmp_path}/backup", "$SSD/pulled"))
         elif call == "reshard":
-            with pytest.raises(ShardLostError, match="was lost meanwhile"):
-                index.reshard(3)
-            same(exact, index.search(queries, 4, recall=1.0))
-            index.reshard(3)
+            until_noticed(lambda: index.reshard(3), lambda: same(exact, index.search(queries, 4, recall=1.0)))
             same(exact, index.search(queries, 4, recall=1.0))
         elif call == "heal":
             index.remove([int(exact.ids[0, 0])])

@@ -16,8 +16,8 @@ from memhier.ann.zoom.filters.blocks import Blocks, StoredAny
 from memhier.ann.zoom.filters.columns import BLOCK_ROWS, DTYPES, AnyColumn, ChainedColumn, ListColumn, NullColumn
 from memhier.ann.zoom.filters.conditions import (
     AttributeType,
+    ColumnWords,
     Expression,
-    Vocabularies,
     check_name,
     check_types,
     is_list,
@@ -344,7 +344,7 @@ class Attributes:
             return bits
 
         texts = {
-            name: Vocabularies(column.find, partial(like, column if isinstance(column, StoredColumn) else column.items))
+            name: ColumnWords(column.find, partial(like, column if isinstance(column, StoredColumn) else column.items))
             for name, column in self._columns.items() if column.type in ("str", "list[str]")
         }  # fmt: skip
         expression = on_columns(expression, self._schema, texts)

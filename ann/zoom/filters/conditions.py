@@ -21,6 +21,7 @@ __all__ = [
     "AttributeType",
     "Cells",
     "CodeSet",
+    "ColumnWords",
     "Comparison",
     "Contains",
     "Expression",
@@ -32,7 +33,6 @@ __all__ = [
     "Operator",
     "Or",
     "Value",
-    "Vocabularies",
     "check_name",
     "check_types",
     "is_list",
@@ -182,7 +182,7 @@ class Or(Expression):
 Leaf: TypeAlias = Comparison | Membership | Contains | Like | CodeSet | IsNull
 
 
-class Vocabularies(NamedTuple):
+class ColumnWords(NamedTuple):
     """The words of a column of strings.
 
     Attributes
@@ -190,7 +190,8 @@ class Vocabularies(NamedTuple):
     find
         Takes literals to their ranks.
     like
-        Takes a pattern to the words of it, from the rank of its prefix up to another rank.
+        Takes a pattern and two ranks: a bit for each word from one to before the other (-1: to the last) says whether
+        it is of the pattern.
     """
 
     find: Callable[[list[str]], Ranks]
@@ -311,7 +312,7 @@ def check_types(expression: Expression, types: Mapping[str, AttributeType | None
 
 
 def on_columns(
-    expression: Expression, types: Mapping[str, AttributeType | None], words: Mapping[str, Vocabularies]
+    expression: Expression, types: Mapping[str, AttributeType | None], words: Mapping[str, ColumnWords]
 ) -> Expression:
     """Return the same condition on values as columns hold them: microseconds of moments, and codes of strings.
 
@@ -361,7 +362,7 @@ def _pattern(leaf: Like) -> Pattern:
         raise ValueError(f"{leaf}: {error}") from None
 
 
-def _like_codes(leaf: Like, ranks: Ranks, words: Vocabularies) -> Expression:
+def _like_codes(leaf: Like, ranks: Ranks, words: ColumnWords) -> Expression:
     """Return the condition of a pattern on the codes of strings."""
     pattern = _pattern(leaf)
     low, present = ranks[pattern.prefix]

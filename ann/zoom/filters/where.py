@@ -33,6 +33,7 @@ from memhier.ann.zoom.filters.conditions import (
     KEYWORDS,
     And,
     Cells,
+    ColumnWords,
     Comparison,
     Contains,
     Expression,
@@ -44,7 +45,6 @@ from memhier.ann.zoom.filters.conditions import (
     Operator,
     Or,
     Value,
-    Vocabularies,
     check_name,
     check_types,
     on_columns,
@@ -169,7 +169,7 @@ def evaluate(expression: Expression, columns: Mapping[str, npt.NDArray[Any]]) ->
     return select(on_columns(expression, types, words), cells, count)
 
 
-def _words(column: Column) -> Vocabularies:
+def _words(column: Column) -> ColumnWords:
     words = [word.decode() for word in column.words()]
 
     def find(texts: list[str]) -> dict[str, tuple[int, bool]]:
@@ -181,7 +181,7 @@ def _words(column: Column) -> Vocabularies:
         flags = [pattern.matches(word) for word in (words[low:] if high < 0 else words[low:high])]
         return np.packbits(np.array(flags, np.bool_), bitorder="little")
 
-    return Vocabularies(find, like)
+    return ColumnWords(find, like)
 
 
 class _Token(NamedTuple):
