@@ -1,11 +1,13 @@
 """Fixtures of the tests of an index's life."""
 
+import threading
 import time
 
 import pytest
 
 from memhier.ann.zoom.renewal import merge
 from memhier.ann.zoom.storage import layout
+from memhier.files import RealFiles
 
 
 def pytest_configure(config):
@@ -19,6 +21,29 @@ def small_sizes(monkeypatch):
     monkeypatch.setattr(layout, "_FRESH_MOST", 3000)
     monkeypatch.setattr(layout, "_VECTORS_PER_LIST", 25)
     monkeypatch.setattr(merge, "_CHUNK_BYTES", 4000)
+
+
+BESIDE = ("zoom-join", "zoom-renew")  # threads of the work beside the commits
+
+
+class SwitchedFiles:
+    """A file layer that can be exchanged for another at any moment.
+
+    Work beside the commits keeps the real files: it runs at times of its own, so with its calls the count of a change's
+    calls would differ from run to run.
+    """
+
+    def __init__(self):
+        self.files = self._real = RealFiles()
+
+    def __getattr__(self, name):
+        return getattr(self._real if threading.current_thread().name in BESIDE else self.files, name)
+
+
+@pytest.fixture
+def switched_files():
+    """Return the class of file layers that can be exchanged."""
+    return SwitchedFiles
 
 
 DEADLINE_S = 100.0  # of a machine under load; pytest ends a test later

@@ -625,16 +625,6 @@ def test_damage_without_checksums_names_the_file(tmp_path):
     assert str(path.parent) in str(caught.value)
 
 
-class SwitchedFiles:
-    """A file layer that can be exchanged for another at any moment."""
-
-    def __init__(self):
-        self.files = RealFiles()
-
-    def __getattr__(self, name):
-        return getattr(self.files, name)
-
-
 CHANGES = {
     "add": lambda index: index.add(make(90, seed=7), documents={"body": [bytes(500)] * 90, "new": ["x"] * 90}),
     "update": lambda index: index.update(np.arange(50, 120), make(70), documents=[{"body": {"new": [1]}}] * 70),
@@ -644,14 +634,14 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_a_full_disk_changes_nothing(tmp_path, small_sizes, name):
+def test_a_full_disk_changes_nothing(tmp_path, small_sizes, switched_files, name):
     bodies = [f"body {row} " * (row % 30) for row in range(200)]
     place = Path(tempfile.mkdtemp(dir=FAST))
     ZoomIndex.build(place / "index", make(200), documents={"body": bodies}, dram="4MiB").close()
 
     def opened(number):
         shutil.copytree(place / "index", place / f"copy{number}")
-        switch = SwitchedFiles()
+        switch = switched_files()
         index = ZoomIndex(Store.open(place / f"copy{number}", kind=KIND, writable=True, files=switch))
         index.add(make(40, seed=2), documents={"body": [b"waiting"] * 40})
         index.remove(np.arange(10, 20))

@@ -40,16 +40,6 @@ def contents_of(path):
         return contents(index)
 
 
-class SwitchedFiles:
-    """A file layer that can be exchanged for another at any moment."""
-
-    def __init__(self):
-        self.files = RealFiles()
-
-    def __getattr__(self, name):
-        return getattr(self.files, name)
-
-
 def break_files(switch, fail_at, fault):
     switch.files = FaultyFiles(RealFiles(), fail_at, fault)
     return switch.files
@@ -77,9 +67,8 @@ def folder():
         yield Path(path)
 
 
-def open_changed(path):
+def open_changed(path, switch):
     """Return an index with changes that were not committed, some of them on SSD, and its file layer."""
-    switch = SwitchedFiles()
     index = ZoomIndex(Store.open(path, kind=KIND, writable=True, files=switch))
     index.add(make(150, seed=2), ids=np.arange(1000, 1150))
     index.remove(np.arange(40, 60))
@@ -97,9 +86,9 @@ def fails(change, index):
 
 @pytest.mark.parametrize("name", CHANGES)
 @pytest.mark.parametrize("fault", [Fault.SHORT_WRITE, Fault.EIO])
-def test_a_fault_leaves_the_index_as_it_was(folder, built, small_sizes, name, fault):
+def test_a_fault_leaves_the_index_as_it_was(folder, built, small_sizes, switched_files, name, fault):
     shutil.copytree(built, folder / "counted")
-    index, switch = open_changed(folder / "counted")
+    index, switch = open_changed(folder / "counted", switched_files())
     with index:
         faulty = break_files(switch, 0, fault)
         CHANGES[name](index)
@@ -108,7 +97,7 @@ def test_a_fault_leaves_the_index_as_it_was(folder, built, small_sizes, name, fa
     for fail_at in {*range(1, last, last // 3), last - 1}:
         path = folder / f"failed{fail_at}"
         shutil.copytree(built, path)
-        index, switch = open_changed(path)
+        index, switch = open_changed(path, switched_files())
         with index:
             before, where = contents(index), index.search(make(1)[0], 630, recall=1.0, where="kind == 'old'").ids
             faulty = break_files(switch, fail_at, fault)
