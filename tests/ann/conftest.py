@@ -29,15 +29,15 @@ BESIDE = ("zoom-join", "zoom-renew")  # threads of the work beside the commits
 class SwitchedFiles:
     """A file layer that can be exchanged for another at any moment.
 
-    Work beside the commits keeps the real files: it runs at times of its own, so with its calls the count of a change's
+    Work beside the commits has one of its own, `beside`: it runs at any time, so with its calls the count of a change's
     calls would differ from run to run.
     """
 
     def __init__(self):
-        self.files = self._real = RealFiles()
+        self.files = self.beside = RealFiles()
 
     def __getattr__(self, name):
-        return getattr(self._real if threading.current_thread().name in BESIDE else self.files, name)
+        return getattr(self.beside if threading.current_thread().name in BESIDE else self.files, name)
 
 
 @pytest.fixture

@@ -4,6 +4,8 @@ import errno
 import os
 import shutil
 import tempfile
+import time
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +18,8 @@ from memhier.ann.zoom.storage.catalog import KIND
 from memhier.errors import ClosedError
 from memhier.files import Fault, FaultyFiles, RealFiles
 from memhier.store.store import Store
+
+DEADLINE_S = 100.0  # of a machine under load; pytest ends a test later
 
 
 def make(count, dimension=12, seed=0, shift=0.0):
@@ -119,6 +123,27 @@ def test_a_fault_leaves_the_index_as_it_was(folder, built, small_sizes, switched
             assert index.check() == []
             assert any(same(contents(index), each) for each in allowed)
         shutil.rmtree(path)
+
+
+@pytest.mark.parametrize("fault", [Fault.SHORT_WRITE, Fault.EIO])
+def test_a_fault_beside_the_commits_is_told_and_changes_nothing(folder, built, small_sizes, switched_files, fault):
+    path = folder / "index"
+    shutil.copytree(built, path)
+    index, switch = open_changed(path, switched_files())
+    with index:
+        before = contents(index)
+        switch.beside = FaultyFiles(RealFiles(), 2, fault)
+        deadline = time.monotonic() + DEADLINE_S
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            while not told:
+                assert time.monotonic() < deadline, switch.beside.calls
+                index.commit()
+        assert "beside its commits: OSError" in str(told[0].message)
+        assert same(contents(index), before)
+    with ZoomIndex.open(path, verify="open") as index:
+        assert index.check() == []
+        assert same(contents(index), before)
 
 
 def test_a_change_that_fails_between_its_parts_can_be_tried_again(tmp_path, small_sizes, monkeypatch):
