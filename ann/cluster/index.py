@@ -24,10 +24,18 @@ from memhier.ann.cluster.routing import MOST_NEIGHBOURS, Routing
 from memhier.ann.cluster.waves import Wanted, range_shards, search_shards
 from memhier.ann.cluster.writer import ShardWriter
 from memhier.ann.zoom import Explanation, RangeResult, SearchResult
-from memhier.ann.zoom.arguments import SearchOptions, check_fields, check_queries, check_query, check_radius
+from memhier.ann.zoom.arguments import (
+    SearchOptions,
+    check_either,
+    check_fields,
+    check_queries,
+    check_query,
+    check_radius,
+)
 from memhier.ann.zoom.calibration.calibrate import TARGET
 from memhier.ann.zoom.filters.where import parse
 from memhier.ann.zoom.preview.space import METRICS, Metric
+from memhier.ann.zoom.storage.ids import with_repeats
 from memhier.arguments import check_int, check_number
 from memhier.budget import parse_bytes
 from memhier.closing import Closing
@@ -207,13 +215,15 @@ class ShardedIndex(Closing):
         deadline_ms: float | None = None,
         fields: bool | Sequence[str] | None = None,
         radius: float | npt.ArrayLike | None = None,
+        allow: object = None,
+        deny: object = None,
         partial: bool = False,
     ) -> SearchResult:
         """Return the `k` nearest vectors of each query; see :meth:`ZoomIndex.search`.
 
         Parameters
         ----------
-        queries, k, where, fields, radius
+        queries, k, where, fields, radius, allow, deny
             As in :meth:`ZoomIndex.search`.
         recall
             The mean share of the true neighbours to find, among all shards. At most half of the loss is left to shards
@@ -247,14 +257,12 @@ class ShardedIndex(Closing):
         """
         self._check_open()
         matrix, single = check_queries(queries, self.dimension)
-        SearchOptions(k, recall, where, None, None, max_reads, deadline_ms, fields, radius)
-        if where is not None:
-            parse(where)
+        asked = SearchOptions(k, recall, where, None, None, max_reads, deadline_ms, fields, radius, allow, deny)
         share = TARGET if recall is None else float(recall)
+        more = {"deadline_ms": deadline_ms, "radius": check_radius(radius, len(matrix))}
         wanted = Wanted(
-            k, share, self._chosen(fields), where is not None,
-            {"where": where, "deadline_ms": deadline_ms, "radius": check_radius(radius, len(matrix))}, max_reads,
-        )  # fmt: skip
+            k, share, self._chosen(fields), asked.filtered, self._filters(where, allow, deny) | more, max_reads
+        )
         found: SearchResult = self._searched(lambda shards: search_shards(shards, matrix, wanted), partial)
         if not single:
             return found
@@ -269,6 +277,8 @@ class ShardedIndex(Closing):
         recall: float | None = None,
         where: str | None = None,
         fields: bool | Sequence[str] | None = None,
+        allow: object = None,
+        deny: object = None,
         partial: bool = False,
     ) -> RangeResult:
         """Return all vectors within `radius` of each query; see :meth:`ZoomIndex.range_search`.
@@ -278,7 +288,7 @@ class ShardedIndex(Closing):
 
         Parameters
         ----------
-        queries, radius, recall, where, fields
+        queries, radius, recall, where, fields, allow, deny
             As in :meth:`ZoomIndex.range_search`.
         partial
             As in :meth:`search`.
@@ -292,16 +302,17 @@ class ShardedIndex(Closing):
         """
         self._check_open()
         matrix, _ = check_queries(queries, self.dimension)
-        share = TARGET if recall is None else check_number("recall", recall, 0, 1, above=True)
-        check_fields(fields)
-        wanted = Wanted(1, share, self._chosen(fields), where is not None, {"where": where})
+        asked = SearchOptions(1, recall, where, fields=fields, allow=allow, deny=deny)
+        share = TARGET if recall is None else float(recall)
+        wanted = Wanted(1, share, self._chosen(fields), asked.filtered, self._filters(where, allow, deny))
         far = check_number("radius", radius, -FLOAT32_MAX, FLOAT32_MAX)
         found: RangeResult = self._searched(lambda shards: range_shards(shards, matrix, far, wanted), partial)
         return found
 
     def explain(
-        self, query: object, k: int = 10, *, recall: float | None = None, where: str | None = None
-    ) -> dict[int, Explanation]:
+        self, query: object, k: int = 10, *, recall: float | None = None, where: str | None = None,
+        allow: object = None, deny: object = None,
+    ) -> dict[int, Explanation]:  # fmt: skip
         """Search for one query, and tell the steps of each shard that was asked, by its number.
 
         The account of a shard is that of a search of it alone, so it may read more than a search of all, which tells
@@ -311,12 +322,12 @@ class ShardedIndex(Closing):
         ----------
         query
             ``[d]``.
-        k, recall, where
+        k, recall, where, allow, deny
             As in :meth:`search`.
         """
         vector = check_query(query, self.dimension)
-        asked = self.search(vector, k, recall=recall, where=where).stats["asked_shards"]
-        options = {"recall": recall, "where": where}
+        options = self._filters(where, allow, deny) | {"recall": recall}
+        asked = self.search(vector, k, **options).stats["asked_shards"]
         told = self._answered(lambda shards: shards.answers([
             Call(shard, "explain", (vector, k, options)) for shard in asked
         ]))  # fmt: skip
@@ -376,13 +387,15 @@ class ShardedIndex(Closing):
         with self._changing:
             return self._check_writable().add(vectors, ids, attributes, documents)
 
-    def remove(self, ids: object) -> None:
-        """Remove vectors; see :meth:`ZoomIndex.remove`."""
+    def remove(self, ids: object = None, *, where: str | None = None) -> int:
+        """Remove vectors by id or by a filter, and return how many; see :meth:`ZoomIndex.remove`."""
         with self._changing:
-            self._check_writable().remove(ids)
+            writer = self._check_writable()
+            check_either(ids, where)
+            return writer.remove(ids) if where is None else writer.remove_selected(where)
 
-    def update(self, ids: object, vectors: object, attributes: Any = None, documents: Any = None) -> None:
-        """Replace vectors, and the fields given, in one step; see :meth:`ZoomIndex.update`.
+    def update(self, ids: object, vectors: object = None, attributes: Any = None, documents: Any = None) -> None:
+        """Replace vectors, fields, or some of these, in one step; see :meth:`ZoomIndex.update`.
 
         A vector whose new cell belongs to another shard moves there with all its fields.
         """
@@ -645,6 +658,15 @@ class ShardedIndex(Closing):
             if name not in known:
                 raise ValueError(f"fields holds {name!r}: expected fields of this index, which has {[*known]}")
         return tuple(dict.fromkeys(fields))
+
+    def _filters(self, where: str | None, allow: object, deny: object) -> dict[str, Any]:
+        """Return filters as options of the searches of shards, refused here where they are none."""
+        if where is not None:
+            parse(where)
+        kind, lists = self._shards.about.id_kind, {"allow": allow, "deny": deny}
+        return {"where": where} | {
+            name: None if ids is None else with_repeats(ids, kind, name)[0].values() for name, ids in lists.items()
+        }
 
     def _check_open(self) -> None:
         if self._closed:

@@ -132,10 +132,14 @@ class Shard:
         """Remove vectors."""
         self._index.remove(ids)
 
+    def remove_selected(self, where: str) -> int:
+        """Remove the vectors that fulfil a filter, and return their number."""
+        return self._index.remove(where=where)
+
     def update(
-        self, ids: npt.NDArray[Any], vectors: npt.NDArray[Any], attributes: Rows | None, documents: Rows | None
+        self, ids: npt.NDArray[Any], vectors: npt.NDArray[Any] | None, attributes: Rows | None, documents: Rows | None
     ) -> None:
-        """Replace vectors, and the fields that are given."""
+        """Replace the vectors and the fields that are given."""
         self._index.update(ids, vectors, attributes, documents)
 
     def prepare(self, mark: int) -> None:

@@ -3,7 +3,7 @@
 import secrets
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -12,9 +12,11 @@ from memhier.ann.cluster.cluster_map import ClusterMap
 from memhier.ann.cluster.given import Columns, as_values, taken
 from memhier.ann.cluster.group import Call, errors_of
 from memhier.ann.cluster.open_shards import OpenShards
-from memhier.ann.zoom.arguments import check_vectors
+from memhier.ann.zoom.arguments import check_given, check_vectors
 from memhier.ann.zoom.filters.attributes import merge_schema
+from memhier.ann.zoom.filters.conditions import AttributeType, check_types
 from memhier.ann.zoom.filters.given import as_columns, as_objects
+from memhier.ann.zoom.filters.where import parse
 from memhier.ann.zoom.payload.given import GivenDocuments
 from memhier.ann.zoom.storage.ids import as_ids
 from memhier.errors import ShardLostError
@@ -58,23 +60,40 @@ class ShardWriter:
             self._next_id = max(self._next_id, int(names.max(initial=-1)) + 1)
         return names
 
-    def remove(self, ids: object) -> None:
+    def remove(self, ids: object) -> int:
         """Remove vectors; see :meth:`ShardedIndex.remove`."""
         self._refuse_torn()
         names = as_ids(ids, self._shards.about.id_kind).values()
         owners = self._shards.known_owners(names)
         self._change([Call(shard, "remove", (names[owners == shard],)) for shard in np.unique(owners).tolist()])
         self.count -= len(names)
+        return len(names)
+
+    def remove_selected(self, where: str) -> int:
+        """Remove the vectors that fulfil a filter; see :meth:`ShardedIndex.remove`."""
+        self._refuse_torn()
+        expression = parse(where)
+        known = {name: cast(AttributeType, kind) for name, kind in self.fields.items() if kind != "document"}
+        if not known:
+            raise ValueError(f"where={where!r}: this index has no attributes; give them to build() or add()")
+        check_types(expression, known)
+        answers = self._change([Call(shard, "remove_selected", (where,)) for shard in range(self._shards.group.shards)])
+        count = sum(int(found[0]) for found in answers)
+        self.count -= count
+        return count
 
     def update(self, ids: object, vectors: object, attributes: Any, documents: Any) -> None:
         """Replace vectors; see :meth:`ShardedIndex.update`."""
         self._refuse_torn()
-        names, matrix = as_ids(ids, self._shards.about.id_kind).values(), self._matrix(vectors)
-        if len(names) != len(matrix):
+        check_given(vectors, attributes, documents)
+        names = as_ids(ids, self._shards.about.id_kind).values()
+        matrix = None if vectors is None else self._matrix(vectors)
+        if matrix is not None and len(names) != len(matrix):
             raise ValueError(f"ids has {len(names)} entries for {len(matrix)} vectors: expected one for each")
-        columns, schema = self._columns(attributes, len(matrix))
-        given = None if documents is None else GivenDocuments(documents).block(0, len(matrix))
-        owners, following = self._shards.known_owners(names), self._shards.about.cells.owner(matrix)
+        columns, schema = self._columns(attributes, len(names))
+        given = None if documents is None else GivenDocuments(documents).block(0, len(names))
+        owners = self._shards.known_owners(names)
+        following = owners if matrix is None else self._shards.about.cells.owner(matrix)
         moved = np.flatnonzero(owners != following)
         stay = np.flatnonzero(owners == following)
         fields = self._shards.fetch(names[moved], [*self.fields]) if len(moved) else {}
@@ -83,11 +102,12 @@ class ShardWriter:
             rows = stay[owners[stay] == shard]
             values = [{name: columns[name][row] for name in columns} for row in rows.tolist()] if columns else None
             texts = None if given is None else [given[row] for row in rows.tolist()]
-            calls.append(Call(shard, "update", (names[rows], matrix[rows], values, texts)))
+            vectors_here = None if matrix is None else matrix[rows]
+            calls.append(Call(shard, "update", (names[rows], vectors_here, values, texts)))
         left = np.unique(owners[moved]).tolist()
         calls += [Call(shard, "remove", (names[moved[owners[moved] == shard]],)) for shard in left]
         self._change(calls)
-        if len(moved):
+        if matrix is not None and len(moved):
             rows = None if given is None else [given[row] for row in moved.tolist()]
             self._put_moved(matrix[moved], names[moved], fields, taken(columns, moved), rows, schema)
         self._know(schema, given)
@@ -209,10 +229,13 @@ class ShardWriter:
                 row |= new
         self._put(vectors, ids, values, known | fresh, rows)
 
-    def _change(self, calls: list[Call]) -> None:
-        """Make changes at all replicas of shards; a failure half way is one that only a rollback mends."""
+    def _change(self, calls: list[Call]) -> list[list[Any]]:
+        """Make changes at all replicas of shards, and return the answers of each shard's replicas.
+
+        A failure half way is one that only a rollback mends.
+        """
         if not calls:
-            return
+            return []
         self.dirty = self._shards.group.changed = True
         answers = self._shards.group.tell(calls)
         errors, made = errors_of(answers), sum(map(len, answers))
@@ -221,6 +244,7 @@ class ShardWriter:
         if errors:
             self._torn = len(errors) < made
             raise errors[0]
+        return answers
 
     def _withdraw(self) -> None:
         """Take the first half of a commit back where it was taken."""

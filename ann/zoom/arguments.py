@@ -16,7 +16,9 @@ __all__ = [
     "STORED_DTYPES",
     "SearchOptions",
     "check_columns",
+    "check_either",
     "check_fields",
+    "check_given",
     "check_ids",
     "check_options",
     "check_queries",
@@ -49,6 +51,13 @@ class SearchOptions:
     deadline_ms: float | None = None
     fields: bool | Sequence[str] | None = None
     radius: float | npt.ArrayLike | None = None
+    allow: object = None
+    deny: object = None
+
+    @property
+    def filtered(self) -> bool:
+        """Whether a filter or a list of ids leaves vectors out."""
+        return self.where is not None or self.allow is not None or self.deny is not None
 
     def __post_init__(self) -> None:
         check_fields(self.fields)
@@ -66,6 +75,19 @@ class SearchOptions:
                 )
         if self.nprobe is not None:
             check_int("nprobe", self.nprobe, 1)
+
+
+def check_either(ids: object, where: object) -> None:
+    """Refuse vectors that are named neither by ids nor by a filter, or by both."""
+    if (ids is None) == (where is None):
+        given = "neither was given" if where is None else "both were given"
+        raise ValueError(f"{given}: expected either ids= or where=")
+
+
+def check_given(vectors: object, attributes: object, documents: object) -> None:
+    """Refuse an update of nothing."""
+    if vectors is None and attributes is None and documents is None:
+        raise ValueError("nothing to update: expected vectors=, attributes= or documents=")
 
 
 def check_options(options: Iterable[str]) -> None:

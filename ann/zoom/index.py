@@ -13,7 +13,9 @@ import numpy.typing as npt
 
 from memhier.ann.zoom.arguments import (
     SearchOptions,
+    check_either,
     check_fields,
+    check_given,
     check_options,
     check_queries,
     check_query,
@@ -268,6 +270,8 @@ class ZoomIndex(Closing):
         deadline_ms: float | None = None,
         fields: bool | Sequence[str] | None = None,
         radius: float | npt.ArrayLike | None = None,
+        allow: object = None,
+        deny: object = None,
     ) -> SearchResult:
         """Return the `k` nearest vectors of each query.
 
@@ -309,6 +313,10 @@ class ZoomIndex(Closing):
             The largest distance wanted, as :class:`SearchResult` has them, or one for each query, ``[q]``. Farther
             vectors are left out, and those whose bounds say so are not read. Where fewer than `k` are as near, ids of
             -1 follow.
+        allow, deny
+            Lists of ids: search only these vectors, or all but these. Ids that are not in the index count for nothing.
+            They come on top of `where`. Every search passes over all ids, and takes a bit for each vector, beyond
+            `dram` where the index has no attributes.
 
         Warns
         -----
@@ -323,7 +331,9 @@ class ZoomIndex(Closing):
         CorruptionError
             When a page read from SSD differs from the page written.
         """
-        options = SearchOptions(k, recall, where, candidates, nprobe, max_reads, deadline_ms, fields, radius)
+        options = SearchOptions(
+            k, recall, where, candidates, nprobe, max_reads, deadline_ms, fields, radius, allow, deny
+        )
         return self._search(queries, options)
 
     def _search(self, queries: object, options: SearchOptions, chosen: Chosen | None = None) -> SearchResult:
@@ -343,6 +353,8 @@ class ZoomIndex(Closing):
         recall: float | None = None,
         where: str | None = None,
         fields: bool | Sequence[str] | None = None,
+        allow: object = None,
+        deny: object = None,
     ) -> RangeResult:
         """Return all vectors within `radius` of each query.
 
@@ -358,7 +370,7 @@ class ZoomIndex(Closing):
         recall, where
             As in :meth:`search`. The search takes the widest bounds that any number of neighbours needs for the recall,
             as the number of vectors within a radius is not known.
-        fields
+        fields, allow, deny
             As in :meth:`search`.
 
         Raises
@@ -372,9 +384,8 @@ class ZoomIndex(Closing):
             raise ValueError("range_search needs bounds, which preview='pq' does not have: build with preview='rabitq'")
         matrix, _ = check_queries(queries, self.dimension)
         radii = np.full(len(matrix), check_number("radius", radius, -_FLOAT32_MAX, _FLOAT32_MAX), np.float32)
-        wanted = TARGET if recall is None else check_number("recall", recall, 0, 1, above=True)
-        check_fields(fields)
-        return self._searcher.search_range(matrix, radii, wanted, where, fields)
+        options = SearchOptions(1, recall, where, fields=fields, allow=allow, deny=deny)
+        return self._searcher.search_range(matrix, radii, options)
 
     def search_iter(self, query: object, batch: int = 10, **options: Any) -> Iterator[SearchResult]:
         """Yield neighbours of one query, `batch` at a time and each once, the nearest first, until there are no more.
@@ -544,34 +555,47 @@ class ZoomIndex(Closing):
         return found.values()
 
     @shielded
-    def remove(self, ids: object) -> None:
-        """Remove vectors. Searches no longer find them; :meth:`commit` makes it durable.
+    def remove(self, ids: object = None, *, where: str | None = None) -> int:
+        """Remove vectors by id or by a filter, and return how many. Searches no longer find them.
+
+        :meth:`commit` makes it durable.
 
         Parameters
         ----------
         ids
             Integers or strings ``[n]``, of the index's type.
+        where
+            Instead of ids: a filter as in :meth:`search`. It reads its columns and no vector.
 
         Raises
         ------
         KeyError
             For an id that is not in the index; nothing was removed.
+        ValueError, TypeError
+            When there are neither ids nor a filter, or both, or the filter is none of this index.
         """
         writer = self._check_writable()
+        check_either(ids, where)
+        if where is not None:
+            with writer.lock, self._searcher.selected(where) as (selected, fresh):
+                self._searcher.state, count = writer.remove_selected(self._searcher.state, selected, fresh)
+            return count
         names = as_ids(ids, self._about.id_kind)
         with writer.lock:
             self._searcher.state = writer.remove(self._searcher.state, names)
+        return len(names)
 
     @shielded
-    def update(self, ids: object, vectors: object, attributes: Any = None, documents: Any = None) -> None:
-        """Replace vectors, and the attributes and documents given, in one step.
+    def update(self, ids: object, vectors: object = None, attributes: Any = None, documents: Any = None) -> None:
+        """Replace vectors, attributes or documents, or some of these, in one step.
 
         Parameters
         ----------
         ids
             Ids of vectors in the index, each once.
         vectors
-            As in :meth:`add`, one for each id.
+            As in :meth:`add`, one for each id. Without them, the vectors stay; they are written anew beside their
+            new fields, and so take room in the budget until :meth:`compact`, as new ones do.
         attributes
             As in :meth:`build`. Other attributes keep their values: a column that the table lacks or, with a dict for
             each vector, a name that its dict lacks. A value of None is null.
@@ -585,7 +609,8 @@ class ZoomIndex(Closing):
         """
         writer = self._check_writable()
         names = as_ids(ids, self._about.id_kind)
-        matrix = check_vectors(vectors, self.dimension, self._searcher.state.dtype)
+        check_given(vectors, attributes, documents)
+        matrix = None if vectors is None else check_vectors(vectors, self.dimension, self._searcher.state.dtype)
         with writer.lock:
             self._searcher.state = writer.update(self._searcher.state, names, matrix, attributes, documents)
 

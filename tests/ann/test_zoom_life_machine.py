@@ -133,12 +133,28 @@ class Life(RuleBasedStateMachine):
         for name in ids.tolist():
             del self.rows[name]
 
+    @precondition(lambda self: self.attributed)
+    @rule(where=st.sampled_from(sorted(FILTERS)))
+    def remove_by_filter(self, where):
+        gone = [name for name, (_, price, lang) in self.rows.items() if FILTERS[where](price, lang)]
+        assert self.index.remove(where=where) == len(gone)
+        for name in gone:
+            del self.rows[name]
+
     @rule(count=counts)
     def update(self, count):
         ids = self.some(count)
         vectors, columns = self.make(len(ids)), self.columns(len(ids))
         self.index.update(ids, vectors, columns)
         self.store(ids, vectors, columns)
+
+    @precondition(lambda self: self.attributed)
+    @rule(count=counts)
+    def update_attributes(self, count):
+        ids = self.some(count)
+        columns = self.columns(len(ids)) or {"price": [], "lang": []}
+        self.index.update(ids, attributes=columns)
+        self.store(ids, [self.rows[name][0] for name in ids.tolist()], columns)
 
     @rule()
     def commit(self):

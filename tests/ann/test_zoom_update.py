@@ -64,7 +64,11 @@ def test_attributes_that_are_not_given_are_kept(tmp_path, small_sizes, strings, 
             values = columns(len(chosen), 10 + number)
             given = {name: values[name] for name in list(values)[: number % 5]}
             vectors = make(len(chosen), 20 + number)
-            index.update(chosen, vectors, given or None)
+            if number > 3 and given:  # the vectors stay
+                vectors = index.reconstruct(chosen)
+                index.update(chosen, attributes=given)
+            else:
+                index.update(chosen, vectors, given or None)
             for name, row in as_rows(given, chosen).items():
                 rows[name] |= row
             np.testing.assert_array_equal(index.reconstruct(chosen), vectors)
@@ -101,8 +105,122 @@ def test_an_update_that_is_refused_changes_nothing(tmp_path):
             (lambda: index.update([1], make(2)), ValueError),
             (lambda: index.update([1], make(1), {"price": ["text"]}), TypeError),
             (lambda: index.update([1], make(1), 7), TypeError),
+            (lambda: index.update([1]), ValueError),
+            (lambda: index.update([1, 9], attributes={"price": [1, 2]}), KeyError),
+            (lambda: index.update([1], attributes={"price": [1, 2]}), ValueError),
+            (lambda: index.update([1], attributes={"price": ["text"]}), TypeError),
         ):
             with pytest.raises(error):
                 change()
         assert same(index, {0: {"price": 1}, 1: {"price": 2}, 2: {"price": 3}})
         np.testing.assert_array_equal(index.reconstruct([0, 1, 2]), make(3))
+
+
+WHERES = {
+    "price < 10": lambda row: row["price"] is not None and row["price"] < 10,
+    "not (lang == 'en') and weight >= 0.5": lambda row: (
+        row["lang"] not in ("en", None) and row["weight"] is not None and row["weight"] >= 0.5
+    ),
+    "sold is null or price == 29": lambda row: row["sold"] is None or row["price"] == 29,
+    "price > 1000": lambda row: False,
+    "price is null or price is not null": lambda row: True,
+}
+
+
+@pytest.mark.parametrize("strings", [False, True])
+@pytest.mark.parametrize("spilled", [False, True])
+def test_a_filter_removes_just_the_rows_that_it_finds(tmp_path, small_sizes, strings, spilled):
+    """Also rows that wait, and beside rows removed before; again after a commit and an opening."""
+    every = [f"name{number}" for number in range(190)] if strings else list(range(190))
+    first, more = columns(130, 1), columns(60, 2)
+    path = tmp_path / "index"
+    with ZoomIndex.build(path, make(130), ids=every[:130], attributes=first, dram="4MiB") as index:
+        index.add(make(60, 1), ids=every[130:], attributes=more)
+        if spilled:
+            index.commit()
+        rows = as_rows(first, every[:130]) | as_rows(more, every[130:])
+        for where, fulfils in WHERES.items():
+            gone = [each for each, row in rows.items() if fulfils(row)]
+            before = index.search(np.zeros(6), 5, recall=1.0, where=where).ids  # its bitmap is in the cache
+            assert index.remove(where=where) == len(gone)
+            assert selected(index, where) == set()
+            assert set(before.tolist()) <= {*gone, -1, None}
+            rows = {each: row for each, row in rows.items() if each not in set(gone)}
+            assert len(index) == len(rows)
+            assert index.contains(every).tolist() == [each in rows for each in every]
+            assert index.remove(where=where) == 0
+            index.commit(compact=len(rows) > 40)
+            assert same(index, rows)
+            if len(rows) > 1:
+                assert index.remove([next(iter(rows))]) == 1
+                rows.pop(next(iter(rows)))
+    with ZoomIndex.open(path) as index:
+        assert len(index) == 0
+        assert index.check() == []
+
+
+def test_a_removal_by_filter_waits_for_a_commit(tmp_path):
+    with ZoomIndex.build(tmp_path / "index", make(70), attributes=columns(70, 1), dram="4MiB") as index:
+        gone = index.remove(where="price >= 3")
+        assert 0 < gone < 70
+        with ZoomIndex.open(tmp_path / "index") as reader:
+            assert len(reader) == 70
+        index.prepare(1)
+        index.withdraw()
+        assert len(index) == 70 - gone
+        index.commit()
+        with ZoomIndex.open(tmp_path / "index") as reader:
+            assert len(reader) == 70 - gone
+            assert selected(reader, "price >= 3") == set()
+
+
+def test_a_removal_that_is_refused_removes_nothing(tmp_path):
+    with ZoomIndex.build(tmp_path / "index", make(30), attributes=columns(30, 1), dram="4MiB") as index:
+        for arguments, words in (
+            ({}, "neither was given"),
+            ({"ids": [1], "where": "price < 3"}, "both were given"),
+            ({"where": "price <"}, "expected a value"),
+            ({"where": "cost < 3"}, "no attribute 'cost'"),
+        ):
+            with pytest.raises(ValueError, match=words):
+                index.remove(**arguments)
+        with pytest.raises(TypeError, match="cannot be compared"):
+            index.remove(where="price == 'x'")
+        with pytest.raises(TypeError, match="where=3"):
+            index.remove(where=3)
+        assert len(index) == 30
+    with ZoomIndex.build(tmp_path / "plain", make(30), dram="4MiB") as index:
+        with pytest.raises(ValueError, match="no attributes"):
+            index.remove(where="price < 3")
+        assert len(index) == 30
+    with ZoomIndex.open(tmp_path / "index") as reader, pytest.raises(OSError, match="writable=True"):
+        reader.remove(where="price < 3")
+
+
+@pytest.mark.parametrize("metric", ["l2", "ip", "cosine"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int8", "uint8"])
+def test_fields_change_without_their_vectors(tmp_path, small_sizes, metric, dtype):
+    """Documents stay where attributes alone are given, and the other way round; also of vectors that wait."""
+    vectors = np.abs(20 * make(120)).astype(dtype)
+    prices, words = list(range(120)), [f"text {number}" for number in range(120)]
+    first = {"attributes": {"price": prices[:80]}, "documents": {"text": words[:80]}}
+    more = {"attributes": {"price": prices[80:]}, "documents": {"text": words[80:]}}
+    with ZoomIndex.build(tmp_path / "index", vectors[:80], dram="4MiB", metric=metric, **first) as index:
+        index.add(vectors[80:] // 2, **more)
+        stored = index.reconstruct(range(120))
+        chosen = [3, 119, 40, 81, 79]
+        index.update(chosen, attributes={"price": [-1, -2, -3, -4, -5]})
+        index.update([119, 5], documents={"text": ["new", "other"]})
+        for _ in range(2):
+            np.testing.assert_array_equal(index.reconstruct(range(120)), stored)
+            found = index.fetch(range(120))
+            price = [*prices]
+            for row, value in zip(chosen, range(-1, -6, -1), strict=True):
+                price[row] = value
+            assert found["price"].tolist() == price
+            texts = [*words]
+            texts[119], texts[5] = "new", "other"
+            assert found["text"].tolist() == texts
+            assert sorted(selected(index, "price < 0")) == sorted(chosen)
+            index.commit(compact=True)
+        assert index.check() == []

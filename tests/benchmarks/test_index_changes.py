@@ -55,8 +55,10 @@ def test_what_is_added_and_removed_is_what_the_library_says(place: Path) -> None
         assert sorted(kept[kept >= 0]) == list(range(5002, 5200))
         with pytest.raises(KeyError):
             index.reconstruct([7])
+    found = figures("remove", place / "index", "--where", "price < -100")
+    assert (found["removed"], found["vectors"]) == (99, 499)
     found = figures("compact", place / "index")
-    assert (found["parts"], found["vectors"]) == (1, 598)
+    assert (found["parts"], found["vectors"]) == (1, 499)
     assert run("check", place / "index").exit_code == 0
 
 
@@ -85,6 +87,9 @@ def test_a_search_is_filtered_and_as_exact_as_asked(place: Path) -> None:
         (["add", "index", "many.fbin"], 2, "more vectors need"),
         (["remove", "index", "few.txt"], 2, "ids holds 400, which is not in the index"),
         (["remove", "index", "more.fbin"], 1, "more.fbin"),
+        (["remove", "index"], 2, "either a file of IDS or --where"),
+        (["remove", "index", "few.txt", "--where", "price < 3"], 2, "either a file of IDS or --where"),
+        (["remove", "index", "--where", "cost < 3"], 2, "cost"),
         (["compact", "none"], 2, "none"),
         (["search", "index", "more.fbin", "--where", "cost < 3"], 2, "cost"),
         (["search", "index", "more.fbin", "--recall", "1.5"], 2, "recall=1.5"),

@@ -138,14 +138,24 @@ def test_changes_equal_those_of_one_index(pair):
     assert not sharded.contains([20201]).any()
     one.remove([20200, 20201, 20202])
     compare(sharded)
+    for index in (one, sharded):
+        index.update([100, 101, 102], attributes={"n": [-1, None, -7]})
+    compare(sharded)
+    gone = one.remove(where="n < 60")
+    assert gone > 2
+    assert sharded.remove(where="n < 60") == gone
+    compare(sharded)
+    some = {"allow": range(50, 400), "deny": [200, 201, 10**9], "recall": 1.0, "fields": names}
+    same(one.search(queries, 5, **some), sharded.search(queries, 5, **some))
     assert sharded.check() == []
+    sharded.commit()
     sharded.close()
     sharded.close()
     with pytest.raises(ClosedError):
         sharded.search(queries, 1)
     with ShardedIndex.open(path, writable=True) as again:
         compare(again)
-        assert again.stats()["epoch"] == 2
+        assert again.stats()["epoch"] == 3
 
 
 def test_wrong_changes_are_refused_before_anything_changes(pair):
@@ -155,6 +165,8 @@ def test_wrong_changes_are_refused_before_anything_changes(pair):
         lambda: sharded.add(clustered(2, 1), ["a", "b"]), lambda: sharded.add(clustered(2, 1)[:, :3]),
         lambda: sharded.add(clustered(2, 1), attributes={"n": ["x", "y"]}), lambda: sharded.remove([1, 1]),
         lambda: sharded.update([1, 2], clustered(1, 1)), lambda: sharded.add(clustered(1, 1), documents=[{}, {}]),
+        sharded.remove, lambda: sharded.remove([1], where="n > 1"), lambda: sharded.remove(where="n >"),
+        lambda: sharded.remove(where="none > 1"), lambda: sharded.remove(where="n > 'x'"),
     ):  # fmt: skip
         with pytest.raises((ValueError, TypeError)):
             wrong()

@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from memhier.ann.zoom.construction.begun import begun
 from memhier.ann.zoom.filters.attributes import Schema, item_bytes, merged_schema, write_attributes
+from memhier.ann.zoom.filters.bitmaps import Words, popcount
 from memhier.ann.zoom.filters.given import as_columns, as_objects
 from memhier.ann.zoom.ids.stored_texts import write_texts
 from memhier.ann.zoom.payload.stored import write_records
@@ -29,6 +30,7 @@ from memhier.ann.zoom.preview.codes import CodeBook
 from memhier.ann.zoom.renewal.beside import Renewals
 from memhier.ann.zoom.renewal.documents import ChangedDocuments
 from memhier.ann.zoom.renewal.kept import Kept, values_kept
+from memhier.ann.zoom.renewal.kept_vectors import KeptVectors
 from memhier.ann.zoom.renewal.merge import (
     WRITTEN_BYTES,
     Merged,
@@ -126,21 +128,44 @@ class IndexWriter:
             return self._add(state, vectors, ids, attributes, records)
 
     def update(
-        self, state: IndexSnapshot, ids: Ids, vectors: npt.NDArray[Any], attributes: Any, documents: Any
+        self, state: IndexSnapshot, ids: Ids, vectors: npt.NDArray[Any] | None, attributes: Any, documents: Any
     ) -> IndexSnapshot:
-        """Return the snapshot with other vectors for these ids; fields that are not given keep their values."""
+        """Return the snapshot with other vectors or fields for these ids; those that are not given stay."""
         with self._all_or_nothing(state):
-            if len(ids) != len(vectors):
+            if vectors is not None and len(ids) != len(vectors):
                 entries = counted(len(ids), "entry")
                 raise ValueError(f"ids has {entries} for {counted(len(vectors), 'vector')}: expected one for each")
+            given = KeptVectors(state, ids, self._reader) if vectors is None else vectors
             kept = values_kept(state, ids, attributes)
-            records = ChangedDocuments(state, documents, len(vectors), self._work_bytes, ids)
-            return self._add(self._remove(state, ids), vectors, ids, attributes, records, kept)[0]
+            records = ChangedDocuments(state, documents, len(ids), self._work_bytes, ids)
+            return self._add(self._remove(state, ids), given, ids, attributes, records, kept)[0]
 
     def remove(self, state: IndexSnapshot, ids: Ids) -> IndexSnapshot:
         """Return the snapshot without these ids."""
         with self._all_or_nothing(state):
             return self._remove(state, ids)
+
+    def remove_selected(
+        self, state: IndexSnapshot, selected: Sequence[Words], fresh: npt.NDArray[np.bool_] | None
+    ) -> tuple[IndexSnapshot, int]:
+        """Return the snapshot without the rows that a filter leaves, and their number.
+
+        Parameters
+        ----------
+        selected
+            A bitmap for each part, of rows that were not removed.
+        fresh
+            bool ``[n]`` of the fresh vectors; None where there are none.
+        """
+        with self._all_or_nothing(state):
+            waiting = state.fresh.ids[:0] if fresh is None else state.fresh.ids[fresh]
+            count = len(waiting) + sum(map(popcount, selected))
+            if not count:
+                return state, 0
+            state = self._count_changes(state, count)
+            self._dirty = True
+            parts = tuple(part.without_selected(bits) for part, bits in zip(state.parts, selected, strict=True))
+            return replace(state, parts=parts, fresh=state.fresh.without(waiting)), count
 
     def commit(self, state: IndexSnapshot, compact: bool | None) -> IndexSnapshot:
         """Make the snapshot durable, join small parts, and take over the work done beside the commits.
@@ -246,7 +271,7 @@ class IndexWriter:
     def _add(
         self,
         state: IndexSnapshot,
-        vectors: npt.NDArray[Any],
+        vectors: npt.NDArray[Any] | KeptVectors,
         ids: Ids | None,
         attributes: Any,
         documents: ChangedDocuments,
@@ -267,8 +292,9 @@ class IndexWriter:
         documents.check(schema)
         if kept:
             columns |= {name: each.filled(columns.get(name)) for name, each in kept.items()}
-        # The first vectors decide on the space of an index that began without any.
-        check_range(state.space, vectors, fitted=not self._is_untrained(state))
+        if not isinstance(vectors, KeptVectors):
+            # The first vectors decide on the space of an index that began without any.
+            check_range(state.space, vectors, fitted=not self._is_untrained(state))
         each = fresh_row_bytes(state.row_bytes, schema, state.fresh.texts, names.texts, documents=bool(documents.names))
         beyond = value_bytes(columns, len(vectors))
         check_values(beyond, self._work_bytes)

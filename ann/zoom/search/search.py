@@ -7,13 +7,13 @@ import numpy as np
 import numpy.typing as npt
 
 from memhier.ann.zoom.calibration.needs import USUAL_MOST
-from memhier.ann.zoom.filters.conditions import check_types
+from memhier.ann.zoom.filters.conditions import Expression, check_types
 from memhier.ann.zoom.filters.where import evaluate, parse
 from memhier.ann.zoom.preview.code_scan import SCAN_TALLY, Candidates, positions_of
 from memhier.ann.zoom.preview.preview import Effort
 from memhier.ann.zoom.search.trace import Trace
 from memhier.ann.zoom.storage.fullview import make_workspace
-from memhier.ann.zoom.storage.ids import Sightings
+from memhier.ann.zoom.storage.ids import Located, Sightings, locate, with_repeats
 from memhier.ann.zoom.storage.part import Findable, findable, gather
 from memhier.ann.zoom.storage.snapshot import IndexSnapshot
 from memhier.io.read_arguments import READ_TALLY, Tallies
@@ -52,23 +52,51 @@ class Selection:
     left: int | None = None
 
     @classmethod
-    def of(cls, snapshot: IndexSnapshot, where: str | None) -> Self:
-        """Return the vectors that fulfil a filter; all of them when there is none.
+    def of(cls, snapshot: IndexSnapshot, where: str | None, allow: object = None, deny: object = None) -> Self:
+        """Return the vectors that fulfil a filter, have one of the ids `allow` and none of `deny`; None is no limit.
 
         Raises
         ------
         ValueError, TypeError
-            When it is no filter, or names attributes that the index does not have.
+            When it is no filter, or names attributes that the index does not have; for lists of other ids.
         """
-        if where is None:
+        if where is None and allow is None and deny is None:
             return cls(snapshot.findable)
-        expression = parse(where)
-        if not snapshot.schema:
-            raise ValueError(f"where={where!r}: this index has no attributes; give them to build() or add()")
-        check_types(expression, snapshot.schema)
-        fresh = evaluate(expression, snapshot.fresh.attributes) if len(snapshot.fresh.ids) else None
-        rows, every = findable(snapshot.parts, expression), snapshot.findable.total
+        if snapshot.preview.coding == "pq":
+            raise ValueError("an index with preview='pq' cannot be filtered: build with preview='rabitq'")
+        expression = None if where is None else _expression(where, snapshot)
+        fresh = None
+        if waiting := len(snapshot.fresh.ids):
+            fresh = np.ones(waiting, np.bool_)
+            if expression is not None:
+                fresh = evaluate(expression, snapshot.fresh.attributes)
+        allowed, denied = _located(snapshot, allow, "allow"), _located(snapshot, deny, "deny")
+        if fresh is not None and allowed is not None:
+            fresh &= np.isin(np.arange(waiting), allowed.fresh)
+        if fresh is not None and denied is not None:
+            fresh &= ~np.isin(np.arange(waiting), denied.fresh)
+        rows = findable(snapshot.parts, expression, _on_disk(allowed), _on_disk(denied))
+        every = snapshot.findable.total
         return cls(rows, fresh, rows.total / every if every else 1.0, rows.total if rows.total < every else None)
+
+
+def _expression(where: str, snapshot: IndexSnapshot) -> Expression:
+    expression = parse(where)
+    if not snapshot.schema:
+        raise ValueError(f"where={where!r}: this index has no attributes; give them to build() or add()")
+    check_types(expression, snapshot.schema)
+    return expression
+
+
+def _located(snapshot: IndexSnapshot, ids: object, name: str) -> Located | None:
+    """Return the places of a list of ids; those that are not in the index have none."""
+    if ids is None:
+        return None
+    return locate(snapshot.parts, snapshot.fresh, with_repeats(ids, snapshot.id_kind, name)[0])
+
+
+def _on_disk(places: Located | None) -> Ints | None:
+    return None if places is None else places.positions[places.positions >= 0]
 
 
 @dataclass(frozen=True, slots=True)

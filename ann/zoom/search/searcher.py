@@ -4,7 +4,8 @@ import itertools
 import os
 import warnings
 from _thread import LockType, allocate_lock
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -13,6 +14,7 @@ import numpy.typing as npt
 
 from memhier.ann.zoom.arguments import SearchOptions, check_radius
 from memhier.ann.zoom.calibration.calibrate import TARGET
+from memhier.ann.zoom.filters.bitmaps import Words
 from memhier.ann.zoom.search.explaining import explain
 from memhier.ann.zoom.search.explanation import Explanation
 from memhier.ann.zoom.search.fields import FieldReader, chosen_fields
@@ -115,7 +117,7 @@ class Searcher:
         count, named = state.count, state.fresh.texts is not None
         k = int(min(options.k, max(1, count)))
         wanted = chosen_fields(state, options.fields) if options.fields else ()
-        selection = Selection.of(state, options.where)
+        selection = Selection.of(state, options.where, options.allow, options.deny)
         plan = plan_search(state, k, count, options, selection)
         noted = named or bool(wanted) or trace is not None
         search = Search(state, self._reader, selection, named=noted, trace=trace)
@@ -150,17 +152,20 @@ class Searcher:
             trace.found(search.sightings.places(ids[ids >= 0]))
         return search, plan, SearchResult(names, distances, stats, columns)
 
-    def search_range(
-        self, queries: Floats, radii: Floats, recall: float, where: str | None, fields: bool | Sequence[str] | None
-    ) -> RangeResult:
-        """Return the vectors within `radii` of queries; see :meth:`memhier.ann.ZoomIndex.range_search`."""
+    def search_range(self, queries: Floats, radii: Floats, options: SearchOptions) -> RangeResult:
+        """Return the vectors within `radii` of queries; see :meth:`memhier.ann.ZoomIndex.range_search`.
+
+        Of the options, recall, the filters and the fields count.
+        """
         with self._turns.next():
             state = self.state
-            wanted, named = chosen_fields(state, fields) if fields else (), state.fresh.texts is not None
-            search = Search(state, self._reader, Selection.of(state, where), named=named or bool(wanted))
+            wanted = chosen_fields(state, options.fields) if options.fields else ()
+            selection = Selection.of(state, options.where, options.allow, options.deny)
+            search = Search(state, self._reader, selection, named=state.fresh.texts is not None or bool(wanted))
+            recall = TARGET if options.recall is None else float(options.recall)
             effort, calibrated = range_effort(state.calibration, state.preview.lists, recall)
             found = search_range(search, queries, radii, effort)
-            return _range_result(found, search, wanted, calibrated and where is None)
+            return _range_result(found, search, wanted, calibrated and not options.filtered)
 
     def fetch(self, ids: object, fields: bool | Sequence[str] | None) -> Columns:
         """Return the fields of ids; see :meth:`memhier.ann.ZoomIndex.fetch`."""
@@ -169,6 +174,18 @@ class Searcher:
             wanted, inverse = with_repeats(ids, state.id_kind)
             reader = FieldReader(state, self._reader, chosen_fields(state, fields))
             return reader.of(locate_all(state.parts, state.fresh, wanted), inverse)
+
+    @contextmanager
+    def selected(self, where: str) -> Iterator[tuple[list[Words], npt.NDArray[np.bool_] | None]]:
+        """Give the vectors that fulfil a filter: a bitmap for each part, and bool ``[n]`` of the fresh, None for none.
+
+        It counts as a search until the end of the context, as its bitmaps take the DRAM of one.
+        """
+        with self._turns.next():
+            chosen = Selection.of(self.state, where)
+            bitmaps = [part.allowed for part in chosen.rows.coded if part.allowed is not None]
+            assert len(bitmaps) == len(chosen.rows.coded)  # a filter gives every part one
+            yield bitmaps, chosen.fresh
 
     def _kept(self, plan: Plan, options: SearchOptions) -> float:
         """Return the recall that a search without limits keeps; warn where it is less than asked for."""

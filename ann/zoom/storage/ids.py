@@ -116,20 +116,20 @@ def _shared(numbers: Ints) -> Ints:
     return order[np.append(equal, False) | np.insert(equal, 0, False)] if len(order) else order
 
 
-def with_repeats(ids: Any, kind: IdKind) -> tuple[Ids, Ints]:
+def with_repeats(ids: Any, kind: IdKind, name: str = "ids") -> tuple[Ids, Ints]:
     """Return the distinct ids, and the place of each of `ids` among them, int64 ``[n]``."""
-    ids = _held(ids, "ids")
+    ids = _held(ids, name)
     if is_text(ids):
         places: dict[bytes, int] = {}
-        texts = as_texts(ids)
+        texts = as_texts(ids, name)
         inverse = np.array([places.setdefault(word, len(places)) for word in texts.words()], np.int64)
-        return as_ids([word.decode() for word in places], kind), inverse
+        return as_ids([word.decode() for word in places], kind, name), inverse
     array = np.asarray(ids)
     if array.ndim != 1 or array.dtype.kind not in "iu":
-        wanted = as_ids(array, kind)
+        wanted = as_ids(array, kind, name)
         return wanted, np.arange(len(wanted))
     names, inverse = np.unique(array, return_inverse=True)
-    return as_ids(names, kind), inverse.astype(np.int64)
+    return as_ids(names, kind, name), inverse.astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True)

@@ -190,13 +190,49 @@ class IndexPart:
         # A bitmap in the cache belongs to other searches, too.
         return np.bitwise_and(selected, self.alive, out=selected if selected.flags.writeable else None)
 
+    def allowed(self, expression: Expression | None, allow: Ints | None, deny: Ints | None) -> Words | None:
+        """Return the rows that fulfil a filter, are among `allow`, not among `deny`, and were not removed.
+
+        A bit for each row, read-only; None where these are all rows. The lists hold rows that were not removed.
+        """
+        bits = self.alive if expression is None else self.select(expression)
+        if allow is not None:
+            listed = self._bits_of(allow)
+            bits = listed if bits is None else np.bitwise_and(listed, bits, out=listed)
+        if deny is not None:
+            listed = self._bits_of(deny)
+            np.invert(listed, out=listed)
+            bits = np.bitwise_and(listed, self._alive_bits() if bits is None else bits, out=listed)
+        return bits
+
+    def _bits_of(self, rows: Ints) -> Words:
+        """Return a new bitmap of rows."""
+        bits = np.zeros(word_count(len(self)), np.uint64)
+        np.bitwise_or.at(bits, rows >> 6, np.uint64(1) << (rows & 63).astype(np.uint64))
+        return bits
+
     def without(self, rows: Ints) -> "IndexPart":
         """Return the part with these rows removed as well."""
-        bits = np.full(word_count(len(self)), np.uint64(2**64 - 1)) if self.alive is None else self.alive.copy()
-        if self.alive is None and len(self) % 64:
-            bits[-1] >>= np.uint64(64 - len(self) % 64)
+        bits = self._alive_bits()
         np.bitwise_and.at(bits, rows >> 6, ~(np.uint64(1) << (rows & 63).astype(np.uint64)))
         return replace(self, alive=bits, alive_name=None)
+
+    def without_selected(self, selected: Words) -> "IndexPart":
+        """Return the part without the rows of a bitmap of :meth:`select`; itself where there are none."""
+        if not selected.any():
+            return self
+        bits = self._alive_bits()
+        np.bitwise_xor(bits, selected, out=bits)
+        return replace(self, alive=bits, alive_name=None)
+
+    def _alive_bits(self) -> Words:
+        """Return a new bitmap of the rows that were not removed."""
+        if self.alive is not None:
+            return self.alive.copy()
+        bits = np.full(word_count(len(self)), np.uint64(2**64 - 1))
+        if len(self) % 64:
+            bits[-1] >>= np.uint64(64 - len(self) % 64)
+        return bits
 
     def is_alive(self, rows: Ints) -> npt.NDArray[np.bool_]:
         """Return which of the rows were not removed, bool ``[n]``."""
@@ -327,18 +363,32 @@ class Findable(NamedTuple):
     total: int
 
 
-def findable(parts: Sequence[IndexPart], expression: Expression | None = None) -> Findable:
-    """Return the rows that were not removed, and that fulfil a filter where there is one."""
+def findable(
+    parts: Sequence[IndexPart],
+    expression: Expression | None = None,
+    allow: Ints | None = None,
+    deny: Ints | None = None,
+) -> Findable:
+    """Return the rows that were not removed, that fulfil a filter, and that lists of positions allow."""
     coded, rows, total = [], [], 0
-    for part in parts:
-        arrays, allowed, count = part.arrays, part.alive, part.alive_count
-        if expression is not None:
-            allowed = part.select(expression)
+    for number, part in enumerate(parts):
+        arrays, count = part.arrays, part.alive_count
+        allowed = part.allowed(expression, _rows_in(number, allow), _rows_in(number, deny))
+        if allowed is not None and allowed is not part.alive:
             count = popcount(allowed)
         coded.append(CodedPart(arrays.starts, arrays.codes, arrays.numbers, allowed))
         rows.append(PageRows(part.file, arrays.ids, allowed))
         total += count
     return Findable(coded, rows, total)
+
+
+def _rows_in(number: int, positions: Ints | None) -> Ints | None:
+    """Return the rows of one part among positions."""
+    if positions is None:
+        return None
+    numbers, rows = split_positions(positions)
+    here: Ints = rows[numbers == number]
+    return here
 
 
 def gather(parts: Sequence[IndexPart], positions: Ints) -> tuple[npt.NDArray[np.int32], Ints, Ints]:

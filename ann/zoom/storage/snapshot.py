@@ -17,7 +17,7 @@ from memhier.ann.zoom.preview.space import PreviewSpace
 from memhier.ann.zoom.storage.catalog import Description, load_preview
 from memhier.ann.zoom.storage.fresh import Fresh
 from memhier.ann.zoom.storage.fullview import vectors_of, workspace_bytes
-from memhier.ann.zoom.storage.ids import IdKind, Ids, locate_all
+from memhier.ann.zoom.storage.ids import IdKind, Ids, Located, locate_all
 from memhier.ann.zoom.storage.layout import CONTEXTS_MOST, scan_bytes
 from memhier.ann.zoom.storage.part import Findable, IndexPart, PartFiles, findable, held_bytes
 from memhier.io.reader import Reader
@@ -114,11 +114,14 @@ class IndexSnapshot:
 
     def vectors_of(self, ids: Ids, reader: Reader) -> npt.NDArray[Any]:
         """Return the vectors of ids, ``[n, d]``; KeyError for an id that is not in the index."""
-        found = locate_all(self.parts, self.fresh, ids)
-        is_fresh = found.fresh >= 0
-        out = np.empty((len(ids), self.space.dimension), self.dtype)
-        out[is_fresh] = self.fresh.vectors[found.fresh[is_fresh]]
-        out[~is_fresh] = self.vectors_at(found.positions[~is_fresh], reader)
+        return self.vectors_in(locate_all(self.parts, self.fresh, ids), reader)
+
+    def vectors_in(self, places: Located, reader: Reader) -> npt.NDArray[Any]:
+        """Return the vectors in these places, ``[n, d]``."""
+        is_fresh = places.fresh >= 0
+        out = np.empty((len(is_fresh), self.space.dimension), self.dtype)
+        out[is_fresh] = self.fresh.vectors[places.fresh[is_fresh]]
+        out[~is_fresh] = self.vectors_at(places.positions[~is_fresh], reader)
         return out
 
     def vectors_at(self, positions: Ints, reader: Reader) -> npt.NDArray[Any]:

@@ -97,21 +97,23 @@ def add(
 
 @click.command()
 @index_path
-@click.argument("ids", type=click.Path(exists=True, dir_okay=False))
+@click.argument("ids", type=click.Path(exists=True, dir_okay=False), required=False)
 @id_column_option
+@click.option("--where", help='Instead of IDS: remove the vectors that fulfil a filter, such as "price < 10".')
 @json_option
-def remove(path: str, ids: str, id_column: str | None, json_path: str | None) -> None:
-    """Remove vectors from the index at PATH by their ids.
+def remove(path: str, ids: str | None, id_column: str | None, where: str | None, json_path: str | None) -> None:
+    """Remove vectors from the index at PATH by their ids or by a filter.
 
     IDS is a file of ids: .npy, .parquet, or text with one on each line.
     """
+    if (ids is None) == (where is None):
+        raise click.UsageError("expected either a file of IDS or --where")
     with notes(), ZoomIndex.open(path, writable=True) as opened:
-        names = given_ids(ids, ids, id_column, opened.stats()["id_kind"])
-        assert names is not None
+        names = None if ids is None else given_ids(ids, ids, id_column, opened.stats()["id_kind"])
         started = time.perf_counter()
-        opened.remove(names)
+        count = opened.remove(names, where=where)
         opened.commit()
-        report(f"Removed from {path}", _figures(opened, len(names), "removed", started), json_path, _ALWAYS)
+        report(f"Removed from {path}", _figures(opened, count, "removed", started), json_path, _ALWAYS)
 
 
 @click.command()
