@@ -588,7 +588,7 @@ class ShardedIndex(Closing):
         return sums | {
             "shards": shards.about.shards, "replicas": shards.about.replicas, "epoch": shards.about.epoch,
             "stale": sorted(shards.group.stale), "vectors_of_shards": [each["vectors"] for each in facts],
-            "processes": [each["process"] for each in facts],
+            "processes": [each["process"] for each in facts], "id_kind": shards.about.id_kind,
         }  # fmt: skip
 
     def check(self) -> list[str]:

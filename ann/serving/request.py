@@ -47,6 +47,10 @@ class SearchRequest(pydantic.BaseModel):
         float | None, pydantic.Field(description="Milliseconds of a search after which no further reads start.")
     ] = None
     radius: Annotated[float | None, pydantic.Field(description="The largest distance wanted.")] = None
+    allow: Annotated[list[int] | list[str] | None, pydantic.Field(description="Ids: search only these vectors.")] = None
+    deny: Annotated[list[int] | list[str] | None, pydantic.Field(description="Ids: search all vectors but these.")] = (
+        None
+    )
     partial: Annotated[
         bool | None, pydantic.Field(description="Answer without the shards that are lost; of sharded indexes alone.")
     ] = None

@@ -55,6 +55,7 @@ class SearchService:
         self._index, self._active = index, 0
         self._batcher = Batcher(index.search, options.max_batch, options.searches, self.metrics.searched)
         self._known = {*inspect.signature(index.search).parameters}
+        self._id_kind: str = index.stats()["id_kind"]
 
     async def answer(self, request: fastapi.Request) -> fastapi.Response:
         """Answer a search request.
@@ -120,7 +121,7 @@ class SearchService:
     async def _searched(self, request: fastapi.Request) -> fastapi.Response:
         body = await self._body(request)
         try:
-            asked = _parsed(body, request)
+            asked = _parsed(body, request, self._id_kind)
             self._check(asked)
             matrix, single = check_queries(asked.vectors, self._index.dimension)
             self._check_size(len(matrix), asked)
@@ -175,7 +176,7 @@ class _Refusal(fastapi.HTTPException):
         self.kind = kind
 
 
-def _parsed(body: bytes, request: fastapi.Request) -> SearchRequest:
+def _parsed(body: bytes, request: fastapi.Request, id_kind: str) -> SearchRequest:
     kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if kind == "application/json":
         return read_json(body)
@@ -183,8 +184,18 @@ def _parsed(body: bytes, request: fastapi.Request) -> SearchRequest:
         options: dict[str, Any] = dict(request.query_params)
         if fields := request.query_params.getlist("fields"):
             options["fields"] = True if fields == ["true"] else fields
+        for name in options.keys() & {"allow", "deny"}:
+            options[name] = _as_ids(name, request.query_params.getlist(name), id_kind)
         return read_binary(body, options)
     raise _Refusal(415, "format", f"content-type {kind!r}: expected application/json or {BINARY}")
+
+
+def _as_ids(name: str, texts: list[str], id_kind: str) -> list[int] | list[str]:
+    """Return ids of a query of HTTP in the type of those of the index."""
+    try:
+        return texts if id_kind == "str" else [int(text) for text in texts]
+    except ValueError:
+        raise ValueError(f"{name}={texts!r:.80}: this index has integers as ids, so expected integers") from None
 
 
 def _response(found: SearchResult, asked: SearchRequest, binary: bool) -> fastapi.Response:

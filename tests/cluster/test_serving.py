@@ -63,6 +63,9 @@ class Slow:
     def __len__(self):
         return len(self.index)
 
+    def stats(self):
+        return self.index.stats()
+
     def search(self, queries, k, *, recall=None, where=None):
         self.calls.append((len(queries), k, where))
         with self._counting:
@@ -117,7 +120,8 @@ def same(answer, found):
     [
         {}, {"k": 1}, {"k": 7, "recall": 0.9}, {"recall": 1}, {"k": 5, "where": "n < 300 and lang == 'en'"},
         {"k": 4, "where": "n < 2"}, {"k": 3, "candidates": 50, "nprobe": 4}, {"k": 3, "candidates": 50, "max_reads": 2},
-        {"k": 30, "radius": 8.5}, {"k": 3, "deadline_ms": 1e6},
+        {"k": 30, "radius": 8.5}, {"k": 3, "deadline_ms": 1e6}, {"k": 4, "allow": [7, 3, 500, 9999]},
+        {"k": 3, "deny": [7], "where": "n < 40"}, {"k": 3, "allow": [5]},
     ],
     ids=str,
 )  # fmt: skip
@@ -194,6 +198,10 @@ WRONG = [
     ({"vectors": GOOD, "where": "n <"}, 422, "where|n <"),
     ({"vectors": GOOD, "where": "m < 3"}, 422, "m"),
     ({"vectors": GOOD, "where": 3}, 422, "where"),
+    ({"vectors": GOOD, "allow": ["x"]}, 422, "allow"),
+    ({"vectors": GOOD, "deny": [1.5]}, 422, "deny"),
+    ({"vectors": GOOD, "deny": 3}, 422, "deny"),
+    ({"vectors": GOOD, "deny": [1, "x"]}, 422, "deny"),
     ({"vectors": GOOD, "fields": ["author"]}, 422, "author.*expected"),
     ({"vectors": GOOD, "fields": "text"}, 422, "fields"),
     ({"vectors": GOOD, "partial": True}, 422, "partial: ZoomIndex has no such option"),
