@@ -97,7 +97,7 @@ def test_a_fault_leaves_the_index_as_it_was(folder, built, small_sizes, switched
     with index:
         faulty = break_files(switch, 0, fault)
         CHANGES[name](index)
-    last = len(faulty.calls)
+        last = len(faulty.calls)  # before the end, which removes the files of unfinished work beside the commits
     assert last > 30
     for fail_at in {*range(1, last, last // 3), last - 1}:
         path = folder / f"failed{fail_at}"
