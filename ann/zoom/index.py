@@ -612,7 +612,34 @@ class ZoomIndex(Closing):
         check_given(vectors, attributes, documents)
         matrix = None if vectors is None else check_vectors(vectors, self.dimension, self._searcher.state.dtype)
         with writer.lock:
-            self._searcher.state = writer.update(self._searcher.state, names, matrix, attributes, documents)
+            self._searcher.state, _ = writer.update(self._searcher.state, names, matrix, attributes, documents)
+
+    @shielded
+    def upsert(self, ids: object, vectors: object, attributes: Any = None, documents: Any = None) -> int:
+        """Replace the vectors that the index has, and add the others, in one step; return how many were added.
+
+        Parameters
+        ----------
+        ids
+            Integers or strings ``[n]``, of the index's type, each once.
+        vectors
+            As in :meth:`add`, one for each id.
+        attributes, documents
+            As in :meth:`update`. An added vector has null, or None, for those that are not given.
+
+        Raises
+        ------
+        ValueError, TypeError, BudgetError
+            As :meth:`add`; nothing was changed.
+        """
+        writer = self._check_writable()
+        names = as_ids(ids, self._about.id_kind)
+        matrix = check_vectors(vectors, self.dimension, self._searcher.state.dtype)
+        with writer.lock:
+            self._searcher.state, added = writer.update(
+                self._searcher.state, names, matrix, attributes, documents, insert=True
+            )
+        return added
 
     def commit(self, compact: bool | None = None) -> None:
         """Make all additions and removals durable, all of them or none.

@@ -53,6 +53,7 @@ CHANGES = {
     "add": lambda index: index.add(make(200, seed=5), attributes={"kind": ["new"] * 200, "size": [1.5] * 200}),
     "update": lambda index: index.update(np.arange(100, 250), make(150, seed=6), {"kind": ["other"] * 150}),
     "fields": lambda index: index.update(np.arange(100, 250), attributes={"kind": ["other"] * 150}),
+    "upsert": lambda index: index.upsert(np.arange(400, 600), make(200, seed=7), {"kind": ["other"] * 200}),
     "commit": lambda index: index.commit(),
     "compact": lambda index: index.compact(),
 }

@@ -148,6 +148,15 @@ class Life(RuleBasedStateMachine):
         self.index.update(ids, vectors, columns)
         self.store(ids, vectors, columns)
 
+    @rule(count=counts, other=counts)
+    def upsert(self, count, other):
+        fresh = self.rng.permutation(np.setdiff1d(np.arange(-900, 900), [*self.rows, -1]))[:other]
+        ids = self.rng.permutation(np.concatenate([self.some(count), fresh]))
+        vectors, columns = self.make(len(ids)), self.columns(len(ids))
+        assert self.index.upsert(ids, vectors, columns) == len(fresh)
+        self.next_id = max(self.next_id, ids.max(initial=-1) + 1)
+        self.store(ids, vectors, columns)
+
     @precondition(lambda self: self.attributed)
     @rule(count=counts)
     def update_attributes(self, count):

@@ -224,3 +224,59 @@ def test_fields_change_without_their_vectors(tmp_path, small_sizes, metric, dtyp
             assert sorted(selected(index, "price < 0")) == sorted(chosen)
             index.commit(compact=True)
         assert index.check() == []
+
+
+@pytest.mark.parametrize("strings", [False, True])
+@pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
+def test_an_upsert_is_an_update_of_known_ids_and_an_addition_of_others(tmp_path, small_sizes, strings, share):
+    """With fields given for all, for some and for none, and documents; some of the known wait, some are on SSD."""
+    every = [f"name{number}" for number in range(300)] if strings else list(range(300))
+    random = np.random.default_rng(4)
+    values = columns(120, 1)
+    words = [f"word {number}" for number in range(120)]
+    with ZoomIndex.build(tmp_path / "index", make(80), ids=every[:80], dram="4MiB", documents={"text": words[:80]},
+                         attributes={name: each[:80] for name, each in values.items()}) as index:  # fmt: skip
+        index.add(make(40, 1), every[80:120], {name: each[80:] for name, each in values.items()}, {"text": words[80:]})
+        rows = as_rows(values, every[:120])
+        texts = dict(zip(every, words, strict=False))
+        stored = dict(zip(every, np.concatenate([make(80), make(40, 1)]), strict=False))
+        for number in range(6):
+            known, unknown = sorted(rows, key=str), [each for each in every if each not in rows]
+            size = min(30, len(unknown)) if share < 1 else 30
+            old = [known[row] for row in random.permutation(len(known))[: round(share * size)]]
+            chosen = old + unknown[: size - len(old)]
+            chosen = [chosen[row] for row in random.permutation(len(chosen))]
+            more = columns(len(chosen), 20 + number)
+            names = list(more)[: number % 5]
+            given = [{name: more[name][row] for name in names if (row + number) % 3} for row in range(len(chosen))]
+            vectors = make(len(chosen), 40 + number)
+            documents = [{"text": f"new {number} {each}"} if number % 2 else {} for each in chosen]
+            added = index.upsert(chosen, vectors, given if any(given) else None, documents)
+            assert added == len(set(chosen) - set(known))
+            for row, each in enumerate(chosen):
+                rows[each] = rows.get(each, dict.fromkeys(values)) | given[row]
+                texts[each] = documents[row].get("text", texts.get(each))
+                stored[each] = vectors[row]
+            assert same(index, rows)
+            np.testing.assert_array_equal(index.reconstruct(list(stored)), list(stored.values()))
+            assert index.fetch(list(rows), ["text"])["text"].tolist() == [texts.get(each) for each in rows]
+            if number % 2:
+                index.commit()
+        assert len(index) == len(rows)
+        assert index.check() == []
+
+
+def test_an_upsert_that_is_refused_changes_nothing(tmp_path):
+    with ZoomIndex.build(tmp_path / "index", make(3), attributes={"price": [1, 2, 3]}, dram="4MiB") as index:
+        for arguments, error in (
+            (([1, 1], make(2)), ValueError),
+            (([1], make(2)), ValueError),
+            ((["one"], make(1)), TypeError),
+            (([1, 7], make(2), {"price": ["text", "text"]}), TypeError),
+            (([1, 7], make(2), {"price": [1]}), ValueError),
+            (([1, 7], make(2) * np.nan), ValueError),
+        ):
+            with pytest.raises(error):
+                index.upsert(*arguments)
+        assert same(index, {0: {"price": 1}, 1: {"price": 2}, 2: {"price": 3}})
+        assert index.upsert([], make(0)) == 0

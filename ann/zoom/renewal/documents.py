@@ -12,7 +12,7 @@ from memhier.ann.zoom.payload.record import Document, pack, unpack
 from memhier.ann.zoom.payload.staged import check_record
 from memhier.ann.zoom.payload.stored import in_order
 from memhier.ann.zoom.preview.code_scan import split_positions
-from memhier.ann.zoom.storage.ids import Ids, Located, locate_all
+from memhier.ann.zoom.storage.ids import Located
 from memhier.ann.zoom.storage.snapshot import IndexSnapshot
 
 __all__ = ["ChangedDocuments"]
@@ -35,8 +35,8 @@ class ChangedDocuments:
         Vectors.
     most
         Bytes of the documents of one vector, and of pages read together.
-    ids
-        Of the vectors that an update replaces; None for new vectors.
+    places
+        Of the vectors that an update replaces, those of new ones among them nowhere; None where all are new.
 
     Attributes
     ----------
@@ -53,16 +53,12 @@ class ChangedDocuments:
         When the documents cannot be stored.
     BudgetError
         When those of one vector are too long for the DRAM of the index.
-    KeyError
-        For an id that is not in the index.
     """
 
-    def __init__(self, state: IndexSnapshot, given: Any, count: int, most: int, ids: Ids | None = None) -> None:
+    def __init__(self, state: IndexSnapshot, given: Any, count: int, most: int, places: Located | None = None) -> None:
         self._state, self._count, self._most = state, count, most
         self._given = None if given is None else GivenDocuments(given)
-        self._places: Located | None = None
-        if ids is not None and state.documents:
-            self._places = locate_all(state.parts, state.fresh, ids)
+        self._places = places if state.documents else None
         if self._given is not None:
             if self._given.streamed:
                 raise TypeError("documents: an iterator is for build(); expected lists, arrays or a table")
@@ -107,7 +103,8 @@ class ChangedDocuments:
         offsets = np.cumsum([0, *map(len, parts)])
         number, row = split_positions(self._places.positions)
         fresh = self._places.fresh
-        rows = np.where(fresh >= 0, offsets[-1], offsets[np.where(fresh >= 0, 0, number)] + row)
+        stored = number >= 0
+        rows = np.where(stored, offsets[np.where(stored, number, 0)] + row, offsets[-1])
         start = 0
         for block in in_order([*(part.records for part in parts), None], [*map(len, parts), 1], rows, self._most):
             if waiting is not None:

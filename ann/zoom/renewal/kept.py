@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from memhier.ann.zoom.filters.times import as_moments
 from memhier.ann.zoom.preview.code_scan import split_positions
-from memhier.ann.zoom.storage.ids import Ids, locate_all
+from memhier.ann.zoom.storage.ids import Located
 from memhier.ann.zoom.storage.snapshot import IndexSnapshot
 
 __all__ = ["Kept", "values_kept"]
@@ -41,20 +41,15 @@ class Kept:
         return values
 
 
-def values_kept(state: IndexSnapshot, ids: Ids, attributes: Any) -> dict[str, Kept]:
-    """Return the values that an update of `ids` with these attributes keeps, by name.
+def values_kept(state: IndexSnapshot, places: Located, attributes: Any) -> dict[str, Kept]:
+    """Return the values that an update of the vectors in `places` with these attributes keeps, by name.
 
     A table or columns by name replace whole columns. With a dict per row, a row keeps the names that its dict lacks.
-
-    Raises
-    ------
-    KeyError
-        For an id that is not in the index.
+    A vector without a place has null.
     """
-    count = len(ids)
+    count = len(places.positions)
     asked = {name: _not_given(name, attributes, count) for name in state.schema}
     missing = {name: flags for name, flags in asked.items() if flags.any()}
-    places = locate_all(state.parts, state.fresh, ids)
     found: dict[str, Objects] = {name: np.full(count, None, object) for name in missing}
     waiting = np.flatnonzero(places.fresh >= 0)
     for name, values in found.items():

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from memhier.ann.zoom.storage.ids import Ids, Located, locate_all
+from memhier.ann.zoom.storage.ids import Located
 from memhier.ann.zoom.storage.snapshot import IndexSnapshot
 from memhier.io.reader import Reader
 
@@ -18,20 +18,14 @@ class KeptVectors:
     ----------
     state
         The index before the update; its files stay as long as this object.
-    ids
+    places
         Of the vectors.
     reader
         Of the index.
-
-    Raises
-    ------
-    KeyError
-        For an id that is not in the index.
     """
 
-    def __init__(self, state: IndexSnapshot, ids: Ids, reader: Reader) -> None:
-        self._state, self._reader = state, reader
-        self._places = locate_all(state.parts, state.fresh, ids)
+    def __init__(self, state: IndexSnapshot, places: Located, reader: Reader) -> None:
+        self._state, self._places, self._reader = state, places, reader
 
     def __len__(self) -> int:
         return len(self._places.positions)

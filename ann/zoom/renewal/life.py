@@ -48,7 +48,7 @@ from memhier.ann.zoom.source import VectorSource
 from memhier.ann.zoom.storage.catalog import Description, write_preview
 from memhier.ann.zoom.storage.fresh import Fresh, fresh_row_bytes, value_bytes
 from memhier.ann.zoom.storage.fullview import RowWriter
-from memhier.ann.zoom.storage.ids import Ids, locate_all, refuse_known
+from memhier.ann.zoom.storage.ids import Ids, Located, locate, locate_all, refuse_known
 from memhier.ann.zoom.storage.layout import IndexLayout, fresh_bytes, lists_anew
 from memhier.ann.zoom.storage.part import IndexPart, PartArrays, PartFiles
 from memhier.ann.zoom.storage.prepared import drop_prepared, note_prepared, publish_prepared
@@ -128,22 +128,36 @@ class IndexWriter:
             return self._add(state, vectors, ids, attributes, records)
 
     def update(
-        self, state: IndexSnapshot, ids: Ids, vectors: npt.NDArray[Any] | None, attributes: Any, documents: Any
-    ) -> IndexSnapshot:
-        """Return the snapshot with other vectors or fields for these ids; those that are not given stay."""
+        self,
+        state: IndexSnapshot,
+        ids: Ids,
+        vectors: npt.NDArray[Any] | None,
+        attributes: Any,
+        documents: Any,
+        *,
+        insert: bool = False,
+    ) -> tuple[IndexSnapshot, int]:
+        """Return the snapshot with other vectors or fields for these ids, and how many of the ids are new.
+
+        Fields that are not given stay, and vectors where there are none. Without `insert`, a new id is a KeyError.
+        """
         with self._all_or_nothing(state):
             if vectors is not None and len(ids) != len(vectors):
                 entries = counted(len(ids), "entry")
                 raise ValueError(f"ids has {entries} for {counted(len(vectors), 'vector')}: expected one for each")
-            given = KeptVectors(state, ids, self._reader) if vectors is None else vectors
-            kept = values_kept(state, ids, attributes)
-            records = ChangedDocuments(state, documents, len(ids), self._work_bytes, ids)
-            return self._add(self._remove(state, ids), given, ids, attributes, records, kept)[0]
+            find = locate if insert else locate_all
+            places = find(state.parts, state.fresh, ids)
+            known = np.flatnonzero(places.known)
+            given = KeptVectors(state, places, self._reader) if vectors is None else vectors
+            kept = values_kept(state, places, attributes)
+            records = ChangedDocuments(state, documents, len(ids), self._work_bytes, places)
+            state = self._remove(state, ids.take(known), places.take(known))
+            return self._add(state, given, ids, attributes, records, kept)[0], len(ids) - len(known)
 
     def remove(self, state: IndexSnapshot, ids: Ids) -> IndexSnapshot:
         """Return the snapshot without these ids."""
         with self._all_or_nothing(state):
-            return self._remove(state, ids)
+            return self._remove(state, ids, locate_all(state.parts, state.fresh, ids))
 
     def remove_selected(
         self, state: IndexSnapshot, selected: Sequence[Words], fresh: npt.NDArray[np.bool_] | None
@@ -331,8 +345,8 @@ class IndexWriter:
         self.about = replace(self.about, calibration=calibration)
         return replace(state, calibration=calibration)
 
-    def _remove(self, state: IndexSnapshot, ids: Ids) -> IndexSnapshot:
-        positions = locate_all(state.parts, state.fresh, ids).positions
+    def _remove(self, state: IndexSnapshot, ids: Ids, places: Located) -> IndexSnapshot:
+        positions = places.positions
         if len(ids):
             state = self._count_changes(state, len(ids))
             self._dirty = True

@@ -64,6 +64,10 @@ class Ids:
         """Return the ids as callers have them, int64 or object ``[n]``."""
         return self.numbers if self.texts is None else self.texts.objects()
 
+    def take(self, rows: Ints) -> "Ids":
+        """Return some of the ids."""
+        return Ids(self.numbers[rows], None if self.texts is None else self.texts.take(rows))
+
     def part(self, start: int, stop: int) -> "Ids":
         """Return a run of the ids."""
         return Ids(self.numbers[start:stop], None if self.texts is None else self.texts.part(start, stop))
@@ -151,6 +155,10 @@ class Located:
     def known(self) -> npt.NDArray[np.bool_]:
         """Whether each is in the index, bool ``[n]``."""
         return (self.positions >= 0) | (self.fresh >= 0)
+
+    def take(self, rows: Ints) -> "Located":
+        """Return the places of some of the ids."""
+        return Located(self.positions[rows], self.fresh[rows])
 
 
 def locate(parts: Sequence[IndexPart], fresh: Fresh, ids: Ids) -> Located:
