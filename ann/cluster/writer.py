@@ -14,9 +14,9 @@ from memhier.ann.cluster.group import Call, errors_of
 from memhier.ann.cluster.open_shards import OpenShards
 from memhier.ann.zoom.arguments import check_given, check_vectors
 from memhier.ann.zoom.filters.attributes import merge_schema
-from memhier.ann.zoom.filters.conditions import AttributeType, check_types
+from memhier.ann.zoom.filters.conditions import AttributeType
 from memhier.ann.zoom.filters.given import as_columns, as_objects
-from memhier.ann.zoom.filters.where import parse
+from memhier.ann.zoom.filters.where import parse_for
 from memhier.ann.zoom.payload.given import GivenDocuments
 from memhier.ann.zoom.storage.ids import as_ids
 from memhier.errors import ShardLostError
@@ -72,11 +72,7 @@ class ShardWriter:
     def remove_selected(self, where: str) -> int:
         """Remove the vectors that fulfil a filter; see :meth:`ShardedIndex.remove`."""
         self._refuse_torn()
-        expression = parse(where)
-        known = {name: cast(AttributeType, kind) for name, kind in self.fields.items() if kind != "document"}
-        if not known:
-            raise ValueError(f"where={where!r}: this index has no attributes; give them to build() or add()")
-        check_types(expression, known)
+        parse_for(where, {name: cast(AttributeType, kind) for name, kind in self.fields.items() if kind != "document"})
         answers = self._change([Call(shard, "remove_selected", (where,)) for shard in range(self._shards.group.shards)])
         count = sum(int(found[0]) for found in answers)
         self.count -= count

@@ -48,10 +48,12 @@ def test_the_nearest_are_those_of_the_vectors_left(living, where, lists, size):
     options = {"allow": chosen} if lists == "allow" else {"deny": chosen} if lists == "deny" else None
     options = options or {"allow": chosen, "deny": other}
     left = [
-        name for name, (_, price) in model.items()
-        if (where is None or price < 4) and ("allow" not in options or name in set(options["allow"]))
+        name
+        for name, (_, price) in model.items()
+        if (where is None or price < 4)
+        and ("allow" not in options or name in set(options["allow"]))
         and name not in set(options.get("deny", ()))
-    ]  # fmt: skip
+    ]
     queries, k = make(3, 9), 10
     found = index.search(queries, k, recall=1.0, where=where, **options)
     matrix = np.array([model[name][0] for name in left]).reshape(-1, DIMENSION)

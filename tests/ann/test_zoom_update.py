@@ -234,8 +234,8 @@ def test_an_upsert_is_an_update_of_known_ids_and_an_addition_of_others(tmp_path,
     random = np.random.default_rng(4)
     values = columns(120, 1)
     words = [f"word {number}" for number in range(120)]
-    with ZoomIndex.build(tmp_path / "index", make(80), ids=every[:80], dram="4MiB", documents={"text": words[:80]},
-                         attributes={name: each[:80] for name, each in values.items()}) as index:  # fmt: skip
+    first = {"documents": {"text": words[:80]}, "attributes": {name: each[:80] for name, each in values.items()}}
+    with ZoomIndex.build(tmp_path / "index", make(80), ids=every[:80], dram="4MiB", **first) as index:
         index.add(make(40, 1), every[80:120], {name: each[80:] for name, each in values.items()}, {"text": words[80:]})
         rows = as_rows(values, every[:120])
         texts = dict(zip(every, words, strict=False))

@@ -32,6 +32,7 @@ from memhier.ann.zoom.filters.columns import Column, ListColumn
 from memhier.ann.zoom.filters.conditions import (
     KEYWORDS,
     And,
+    AttributeType,
     Cells,
     ColumnWords,
     Comparison,
@@ -55,7 +56,7 @@ from memhier.ann.zoom.filters.lists import whole_lists
 from memhier.ann.zoom.filters.patterns import Pattern
 
 __all__ = ["And", "Comparison", "Contains", "Expression", "IsNull", "Like", "Membership", "Not", "Or", "evaluate",
-           "parse"]  # fmt: skip
+           "parse", "parse_for"]  # fmt: skip
 
 LENGTH_MAX = 256 * 1024
 DEPTH_MAX = 64
@@ -116,6 +117,15 @@ def parse(text: str) -> Expression:
     expression = parser.condition(0)
     if parser.token.kind != "end":
         parser.refuse("'and', 'or' or the end")
+    return expression
+
+
+def parse_for(text: str, types: Mapping[str, AttributeType]) -> Expression:
+    """Parse a filter of an index with attributes of these types; see :func:`parse` and `check_types` for its errors."""
+    expression = parse(text)
+    if not types:
+        raise ValueError(f"where={text!r}: this index has no attributes; give them to build() or add()")
+    check_types(expression, types)
     return expression
 
 

@@ -7,8 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memhier.ann.zoom.calibration.needs import USUAL_MOST
-from memhier.ann.zoom.filters.conditions import Expression, check_types
-from memhier.ann.zoom.filters.where import evaluate, parse
+from memhier.ann.zoom.filters.where import evaluate, parse_for
 from memhier.ann.zoom.preview.code_scan import SCAN_TALLY, Candidates, positions_of
 from memhier.ann.zoom.preview.preview import Effort
 from memhier.ann.zoom.search.trace import Trace
@@ -64,7 +63,7 @@ class Selection:
             return cls(snapshot.findable)
         if snapshot.preview.coding == "pq":
             raise ValueError("an index with preview='pq' cannot be filtered: build with preview='rabitq'")
-        expression = None if where is None else _expression(where, snapshot)
+        expression = None if where is None else parse_for(where, snapshot.schema)
         fresh = None
         if waiting := len(snapshot.fresh.ids):
             fresh = np.ones(waiting, np.bool_)
@@ -78,14 +77,6 @@ class Selection:
         rows = findable(snapshot.parts, expression, _on_disk(allowed), _on_disk(denied))
         every = snapshot.findable.total
         return cls(rows, fresh, rows.total / every if every else 1.0, rows.total if rows.total < every else None)
-
-
-def _expression(where: str, snapshot: IndexSnapshot) -> Expression:
-    expression = parse(where)
-    if not snapshot.schema:
-        raise ValueError(f"where={where!r}: this index has no attributes; give them to build() or add()")
-    check_types(expression, snapshot.schema)
-    return expression
 
 
 def _located(snapshot: IndexSnapshot, ids: object, name: str) -> Located | None:

@@ -196,25 +196,25 @@ class IndexPart:
         A bit for each row, read-only; None where these are all rows. The lists hold rows that were not removed.
         """
         bits = self.alive if expression is None else self.select(expression)
+        if allow is None and deny is None:
+            return bits
+        if allow is not None and bits is not None:
+            allow = allow[_are_set(bits, allow)]
+        if bits is None or bits is self.alive:
+            bits = self._alive_bits()
+        elif not bits.flags.writeable:  # a bitmap in the cache belongs to other searches, too
+            bits = bits.copy()
         if allow is not None:
-            listed = self._bits_of(allow)
-            bits = listed if bits is None else np.bitwise_and(listed, bits, out=listed)
+            bits.fill(0)
+            np.bitwise_or.at(bits, allow >> 6, _masks(allow))
         if deny is not None:
-            listed = self._bits_of(deny)
-            np.invert(listed, out=listed)
-            bits = np.bitwise_and(listed, self._alive_bits() if bits is None else bits, out=listed)
-        return bits
-
-    def _bits_of(self, rows: Ints) -> Words:
-        """Return a new bitmap of rows."""
-        bits = np.zeros(word_count(len(self)), np.uint64)
-        np.bitwise_or.at(bits, rows >> 6, np.uint64(1) << (rows & 63).astype(np.uint64))
+            np.bitwise_and.at(bits, deny >> 6, ~_masks(deny))
         return bits
 
     def without(self, rows: Ints) -> "IndexPart":
         """Return the part with these rows removed as well."""
         bits = self._alive_bits()
-        np.bitwise_and.at(bits, rows >> 6, ~(np.uint64(1) << (rows & 63).astype(np.uint64)))
+        np.bitwise_and.at(bits, rows >> 6, ~_masks(rows))
         return replace(self, alive=bits, alive_name=None)
 
     def without_selected(self, selected: Words) -> "IndexPart":
@@ -238,8 +238,7 @@ class IndexPart:
         """Return which of the rows were not removed, bool ``[n]``."""
         if self.alive is None:
             return np.ones(len(rows), np.bool_)
-        bits: npt.NDArray[np.bool_] = (self.alive[rows >> 6] >> (rows & 63).astype(np.uint64) & np.uint64(1)) > 0
-        return bits
+        return _are_set(self.alive, rows)
 
     def strangers(self) -> int:
         """Return the number of rows whose id is not the hash of their string; reads all strings."""
@@ -251,6 +250,18 @@ class IndexPart:
     def entry(self) -> dict[str, Any]:
         """Return its entry in the catalog."""
         return self.arrays.entry(self.name) | {"alive": self.alive_name}
+
+
+def _masks(rows: Ints) -> Words:
+    """Return for each row the word that has its bit alone."""
+    masks: Words = np.uint64(1) << (rows & 63).astype(np.uint64)
+    return masks
+
+
+def _are_set(bits: Words, rows: Ints) -> npt.NDArray[np.bool_]:
+    """Return which of the rows are in a bitmap, bool ``[n]``."""
+    found: npt.NDArray[np.bool_] = (bits[rows >> 6] & _masks(rows)) > 0
+    return found
 
 
 class _Lease:
