@@ -6,7 +6,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from memhier.ann.zoom.filters.columns import AnyColumn, ArrayColumn, NullColumn
+from memhier.ann.zoom.filters.conditions import AttributeType, is_list, item_type
 from memhier.ann.zoom.filters.given import as_columns, as_objects
+from memhier.ann.zoom.filters.lists import ArrayListColumn
 
 __all__ = ["Columns", "Rows", "as_values", "filled", "joined", "taken", "typed"]
 
@@ -14,20 +17,16 @@ Columns: TypeAlias = dict[str, npt.NDArray[Any]]
 Rows: TypeAlias = list[dict[str, Any]]
 
 
-def typed(values: Sequence[Any] | npt.NDArray[Any], kind: str) -> npt.NDArray[Any]:
-    """Return Python values of an attribute as an array whose dtype tells the type, also where all are null."""
-    values = list(values)
-    nulls = np.array([value is None for value in values], bool)
-    if kind == "str":
-        return np.ma.MaskedArray(np.full(len(values), "", "U1"), True) if nulls.all() else _objects(values)
+def typed(name: str, values: Sequence[Any] | npt.NDArray[Any], kind: AttributeType) -> AnyColumn:
+    """Return Python values of an attribute as a column of its type, also where all are null or there are none."""
+    made = _objects([*values])
+    if is_list(kind):
+        return ArrayListColumn(name, made, np.zeros(len(made), np.bool_), item_type(kind))
+    if all(value is None for value in made):
+        return NullColumn(len(made), item_type(kind))
     if kind == "float64":
-        return np.array([np.nan if value is None else value for value in values], np.float64)
-    if kind == "datetime":
-        return np.array([np.datetime64("NaT") if value is None else value for value in values], "M8[us]")
-    if kind in ("int64", "bool"):
-        plain = np.array([0 if value is None else value for value in values], np.int64 if kind == "int64" else np.bool_)
-        return np.ma.MaskedArray(plain, nulls)
-    return _objects(values)
+        return ArrayColumn(name, np.array([np.nan if value is None else value for value in made], np.float64))
+    return ArrayColumn(name, made)
 
 
 def taken(columns: Mapping[str, npt.NDArray[Any]], rows: npt.NDArray[Any]) -> Columns:

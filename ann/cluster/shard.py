@@ -16,6 +16,7 @@ from memhier.ann.cluster.construction.dealing import Builders, Dealer, sampled
 from memhier.ann.cluster.given import Columns, Rows, as_values, typed
 from memhier.ann.cluster.nodes import shard_folder
 from memhier.ann.zoom import Explanation, RangeResult, SearchResult, ZoomIndex
+from memhier.ann.zoom.filters.attributes import Schema
 from memhier.ann.zoom.storage.ids import as_ids
 from memhier.store.transfer import Transfer
 
@@ -122,10 +123,10 @@ class Shard:
 
     def add(
         self, vectors: npt.NDArray[Any], ids: npt.NDArray[Any], attributes: Columns, documents: Rows | None,
-        schema: Mapping[str, str],
+        schema: Schema,
     ) -> None:  # fmt: skip
         """Add vectors. Attributes are known from now on also where none of the vectors has a value."""
-        columns = {name: typed(attributes[name], kind) for name, kind in schema.items() if name in attributes}
+        columns = {name: typed(name, attributes[name], kind) for name, kind in schema.items() if name in attributes}
         self._index.add(vectors, ids, columns or None, documents if len(vectors) else None)
 
     def remove(self, ids: npt.NDArray[Any]) -> None:

@@ -18,6 +18,7 @@ from memhier.ann.zoom.filters.conditions import AttributeType
 from memhier.ann.zoom.filters.given import as_columns, as_objects
 from memhier.ann.zoom.filters.where import parse_for
 from memhier.ann.zoom.payload.given import GivenDocuments
+from memhier.ann.zoom.renewal.kept import rows_lacking
 from memhier.ann.zoom.storage.ids import as_ids
 from memhier.errors import ShardLostError
 
@@ -49,11 +50,7 @@ class ShardWriter:
         matrix = self._matrix(vectors)
         names = self._new_ids(len(matrix), ids)
         columns, schema = self._columns(attributes, len(matrix))
-        rows = None
-        if documents is not None:
-            given = GivenDocuments(documents)
-            given.check_length(len(matrix))
-            rows = given.block(0, len(matrix))
+        rows = _rows_of(documents, len(matrix))
         self._put(matrix, names, columns, schema, rows)
         self.count += len(matrix)
         if self._shards.about.id_kind == "int64":
@@ -87,25 +84,30 @@ class ShardWriter:
         if matrix is not None and len(names) != len(matrix):
             raise ValueError(f"ids has {len(names)} entries for {len(matrix)} vectors: expected one for each")
         columns, schema = self._columns(attributes, len(names))
-        given = None if documents is None else GivenDocuments(documents).block(0, len(names))
+        lacking = {name: rows_lacking(name, attributes, len(names)) for name in columns}
+        given = _rows_of(documents, len(names))
         owners = self._shards.known_owners(names)
         following = owners if matrix is None else self._shards.about.cells.owner(matrix)
         moved = np.flatnonzero(owners != following)
         stay = np.flatnonzero(owners == following)
         fields = self._shards.fetch(names[moved], [*self.fields]) if len(moved) else {}
+        if schema.keys() - self.fields.keys():  # known to all shards, also where no vector gets a value
+            nothing = np.empty((0, self._shards.about.dimension), self._shards.about.dtype)
+            self._put(nothing, names[:0], taken(columns, stay[:0]), schema, None)
         calls = []
         for shard in np.unique(owners[stay]).tolist():
             rows = stay[owners[stay] == shard]
-            values = [{name: columns[name][row] for name in columns} for row in rows.tolist()] if columns else None
+            values = [{name: columns[name][row] for name in columns if not lacking[name][row]} for row in rows.tolist()]
             texts = None if given is None else [given[row] for row in rows.tolist()]
             vectors_here = None if matrix is None else matrix[rows]
-            calls.append(Call(shard, "update", (names[rows], vectors_here, values, texts)))
+            calls.append(Call(shard, "update", (names[rows], vectors_here, values if columns else None, texts)))
         left = np.unique(owners[moved]).tolist()
         calls += [Call(shard, "remove", (names[moved[owners[moved] == shard]],)) for shard in left]
         self._change(calls)
         if matrix is not None and len(moved):
-            rows = None if given is None else [given[row] for row in moved.tolist()]
-            self._put_moved(matrix[moved], names[moved], fields, taken(columns, moved), rows, schema)
+            texts = None if given is None else [given[row] for row in moved.tolist()]
+            replaced = {name: (values[moved], ~lacking[name][moved]) for name, values in columns.items()}
+            self._put_moved(matrix[moved], names[moved], fields, replaced, texts)
         self._know(schema, given)
 
     def commit(self) -> None:
@@ -212,18 +214,23 @@ class ShardWriter:
             self.fields |= dict.fromkeys(row, "document")
 
     def _put_moved(
-        self, vectors: npt.NDArray[Any], ids: npt.NDArray[Any], fields: Columns, columns: Columns,
-        given: list[dict[str, Any]] | None, fresh: dict[str, Any],
+        self, vectors: npt.NDArray[Any], ids: npt.NDArray[Any], fields: Columns,
+        replaced: dict[str, tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]], given: list[dict[str, Any]] | None,
     ) -> None:  # fmt: skip
-        """Add vectors that left their shard, with the fields that they had, and those given over them."""
+        """Add vectors that left their shard, with the fields that they had, and those given over them.
+
+        `replaced` has the values of each attribute given, and which rows take them.
+        """
         known: dict[str, Any] = {name: kind for name, kind in self.fields.items() if kind != "document"}
-        values = as_values(fields, known, len(ids)) | columns
+        values = as_values(fields, known, len(ids))
+        for name, (new, chosen) in replaced.items():
+            values[name][chosen] = new[chosen]
         rows = None
         if (texts := [name for name in self.fields if name not in known]) or given is not None:
             rows = [{name: fields[name][row] for name in texts} for row in range(len(ids))]
-            for row, new in zip(rows, given or (), strict=given is not None):
-                row |= new
-        self._put(vectors, ids, values, known | fresh, rows)
+            for row, document in zip(rows, given or (), strict=given is not None):
+                row |= document
+        self._put(vectors, ids, values, known, rows)
 
     def _change(self, calls: list[Call]) -> list[list[Any]]:
         """Make changes at all replicas of shards, and return the answers of each shard's replicas.
@@ -256,3 +263,14 @@ class ShardWriter:
     def _refuse_torn(self) -> None:
         if self._torn:
             raise ShardLostError("changes since the last commit are incomplete: rollback() returns to that commit")
+
+
+def _rows_of(documents: Any, count: int) -> list[dict[str, Any]] | None:
+    """Return documents as a dict for each vector; None where none are given."""
+    if documents is None:
+        return None
+    given = GivenDocuments(documents)
+    given.check_length(count)
+    rows = given.take(count)
+    given.check_ended()
+    return rows

@@ -92,6 +92,14 @@ def test_a_new_attribute_in_an_update_leaves_the_others(tmp_path):
         assert same(index, {0: {"price": 1}, 1: {"price": 2, "lang": "en"}, 2: {"price": 3}})
 
 
+def test_a_new_attribute_of_no_vectors_is_null_for_those_that_wait(tmp_path):
+    with ZoomIndex.build(tmp_path / "index", make(3), attributes={"price": [1, 2, 3]}, dram="4MiB") as index:
+        index.add(make(2, 1), attributes={"price": [4, 5]})
+        index.add(make(0), attributes={"lang": np.array([], "U1")})
+        assert selected(index, "lang is null") == {0, 1, 2, 3, 4}
+        assert index.fetch([3], ["lang"])["lang"].tolist() == [None]
+
+
 def test_null_given_as_a_value_is_null(tmp_path):
     with ZoomIndex.build(tmp_path / "index", make(3), attributes={"price": [1, 2, 3]}, dram="4MiB") as index:
         index.update([1], make(1, 1), {"price": [None]})

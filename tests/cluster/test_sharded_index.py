@@ -141,6 +141,16 @@ def test_changes_equal_those_of_one_index(pair):
     for index in (one, sharded):
         index.update([100, 101, 102], attributes={"n": [-1, None, -7]})
     compare(sharded)
+    documents = [{"text": "new"}, {"more": {"half": -1}}, {}] * 10
+    rows = [{"n": -1}, {"lang": "fr", "n": None}, {"share": 0.5, "late": 3}, {}, {"rare": True}] * 6
+    for index in (one, sharded):
+        index.update(np.arange(30) + 300, attributes=rows, documents=documents)  # a name that a dict lacks stays
+        index.update(np.arange(30) + 400, clustered(30, 77), rows, documents)  # also of a vector that moves
+        index.update([7], attributes=[{"odd": "x"}])  # all shards know it
+    compare(sharded)
+    for where in ("late == 3", "odd == 'x'", "odd is null and n < 20"):
+        some = {"recall": 1.0, "where": where, "fields": [*names, "late", "odd"]}
+        same(one.search(queries, 5, **some), sharded.search(queries, 5, **some))
     gone = one.remove(where="n < 60")
     assert gone > 2
     assert sharded.remove(where="n < 60") == gone
@@ -158,6 +168,35 @@ def test_changes_equal_those_of_one_index(pair):
         assert again.stats()["epoch"] == 3
 
 
+@pytest.mark.parametrize("how", ["build", "add", "update"])
+def test_shards_without_a_value_know_the_attribute(tmp_path, vectors, how):
+    """Each shard but one has nulls alone."""
+    one = {
+        "words": ["a", "b"], "shares": [0.5, 2], "flags": [True], "counts": [7], "word": "x", "share": 1.5, "n": 3,
+        "flag": False, "when": np.datetime64("2020-01-01", "us"),
+    }  # fmt: skip
+    conditions = [
+        "words contains 'b'", "shares contains 2", "flags contains true", "counts contains 7", "word == 'x'",
+        "share == 1.5", "n == 3", "flag == false", "when > '2019-01-01'",
+    ]  # fmt: skip
+    columns = {name: [None] * 4 + [value] + [None] * 295 for name, value in one.items()}
+    options = {"attributes": columns if how == "build" else None, "dram": "12MiB", "grow_to": 400}
+    with ShardedIndex.build(tmp_path / "x", vectors[:300], shards=3, **options) as index:
+        index.add(vectors[:20] + 1)
+        row = 4
+        if how == "add":
+            (row,) = index.add(vectors[4:5], attributes=[one]).tolist()
+        elif how == "update":
+            index.update([7, 4, 9], attributes=[{}, one, {}])
+        for _ in range(2):
+            for name, where in zip(one, conditions, strict=True):
+                assert index.search(vectors[4], 3, recall=1.0, where=where).ids.tolist() == [row, -1, -1], where
+                kept = index.search(vectors[4], 400, recall=1.0, where=f"{name} is null").ids
+                assert len(np.setdiff1d(kept, [-1, row])) == len(index) - 1, name
+            index.commit()
+        assert index.check() == []
+
+
 def test_wrong_changes_are_refused_before_anything_changes(pair):
     _, sharded, _ = pair
     for wrong in (
@@ -165,6 +204,9 @@ def test_wrong_changes_are_refused_before_anything_changes(pair):
         lambda: sharded.add(clustered(2, 1), ["a", "b"]), lambda: sharded.add(clustered(2, 1)[:, :3]),
         lambda: sharded.add(clustered(2, 1), attributes={"n": ["x", "y"]}), lambda: sharded.remove([1, 1]),
         lambda: sharded.update([1, 2], clustered(1, 1)), lambda: sharded.add(clustered(1, 1), documents=[{}, {}]),
+        lambda: sharded.update([1], documents=[{}, {}]), lambda: sharded.update([1, 2], documents=[{}]),
+        lambda: sharded.update([1], documents=[3]), lambda: sharded.update([1], documents={"text": iter("ab")}),
+        lambda: sharded.update([1], attributes=[{}, {}]), lambda: sharded.update([1, 2], attributes=[{"n": 1}]),
         sharded.remove, lambda: sharded.remove([1], where="n > 1"), lambda: sharded.remove(where="n >"),
         lambda: sharded.remove(where="none > 1"), lambda: sharded.remove(where="n > 'x'"),
     ):  # fmt: skip

@@ -12,6 +12,7 @@ from memhier.ann.cluster.cluster_map import LAYOUT, ClusterMap
 from memhier.ann.cluster.given import Columns, Rows, typed
 from memhier.ann.cluster.nodes import shard_folder
 from memhier.ann.zoom import ZoomIndex
+from memhier.ann.zoom.filters.attributes import Schema
 from memhier.ann.zoom.storage.ids import as_ids
 
 __all__ = ["ShardBuild"]
@@ -77,14 +78,14 @@ class ShardBuild:
         """Return the number of vectors taken."""
         return sum(len(ids) for _, ids, _ in self._taken.values())
 
-    def build(self, schema: Mapping[str, str], id_kind: str, mark: int, options: Mapping[str, Any]) -> int:
+    def build(self, schema: Schema, id_kind: str, mark: int, options: Mapping[str, Any]) -> int:
         """Build the index with attributes of these types, at a commit; return the number of its vectors."""
         blocks = self._ordered()
         count = self.count()
         empty = np.empty(0, np.int64 if id_kind == "int64" else object)
         vectors: Any = self._blocks() if count else np.empty((0, self._dimension), self._dtype)
         attributes = {
-            name: typed([value for _, _, columns in blocks for value in columns[name]], kind)
+            name: typed(name, [value for _, _, columns in blocks for value in columns[name]], kind)
             for name, kind in schema.items()
         }
         ids = np.concatenate([empty, *(ids for _, ids, _ in blocks)])

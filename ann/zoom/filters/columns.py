@@ -84,12 +84,11 @@ AnyColumn: TypeAlias = Column | ListColumn
 
 
 class NullColumn:
-    """A column that a part does not have."""
+    """A column without values, such as one that a part does not have."""
 
-    type: ItemType | None = None
-
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, kind: ItemType | None = None) -> None:
         self._count = count
+        self.type: ItemType | None = kind
 
     def __len__(self) -> int:
         return self._count
@@ -100,7 +99,8 @@ class NullColumn:
 
     def read(self, rows: Ints) -> Cells:
         """Return the cells of `rows`."""
-        return Cells(np.zeros(len(rows), np.int64), np.ones(len(rows), np.bool_))
+        nulls = -1 if self.type == "str" else 0
+        return Cells(np.full(len(rows), nulls, DTYPES[self.type or "int64"]), np.ones(len(rows), np.bool_))
 
 
 class ArrayColumn:

@@ -17,7 +17,7 @@ from memhier.ann.zoom.filters.columns import (
     NullColumn,
     is_missing,
 )
-from memhier.ann.zoom.filters.conditions import LIST_TYPES, ListCells, ListType
+from memhier.ann.zoom.filters.conditions import LIST_TYPES, ItemType, ListCells, ListType
 
 __all__ = ["ArrayListColumn", "ChainedListColumn", "item_rows", "whole_lists"]
 
@@ -35,6 +35,8 @@ class ArrayListColumn:
         Objects ``[n]``.
     mask
         bool ``[n]``: further nulls.
+    kind
+        The type of items where no list has any; None where it is not known.
 
     Raises
     ------
@@ -42,7 +44,9 @@ class ArrayListColumn:
         For a row that is no list, an item that is null, and as `ArrayColumn` does for the items.
     """
 
-    def __init__(self, name: str, array: npt.NDArray[np.object_], mask: npt.NDArray[np.bool_]) -> None:
+    def __init__(
+        self, name: str, array: npt.NDArray[np.object_], mask: npt.NDArray[np.bool_], kind: ItemType | None = None
+    ) -> None:
         self._nulls = mask | np.fromiter(map(is_missing, array), np.bool_, len(array))
         lists = [() if null else value for null, value in zip(self._nulls, array, strict=True)]
         for row, value in enumerate(lists):
@@ -63,9 +67,9 @@ class ArrayListColumn:
             raise ValueError(
                 f"attribute {name!r} holds {items[missing]} in {place(missing)}: expected lists without missing values"
             )
-        self.items: Column = ArrayColumn(name, items, None, place)
-        kind = None if self.items.type is None else LIST_TYPES[self.items.type]
-        self.type: ListType | None = kind or (None if self._nulls.all() else "list[]")
+        self.items: Column = ArrayColumn(name, items, None, place) if len(items) else NullColumn(0, kind)
+        found = None if self.items.type is None else LIST_TYPES[self.items.type]
+        self.type: ListType | None = found or (None if self._nulls.all() else "list[]")
 
     def __len__(self) -> int:
         return len(self._nulls)

@@ -12,7 +12,7 @@ from memhier.ann.zoom.preview.code_scan import split_positions
 from memhier.ann.zoom.storage.ids import Located
 from memhier.ann.zoom.storage.snapshot import IndexSnapshot
 
-__all__ = ["Kept", "values_kept"]
+__all__ = ["Kept", "rows_lacking", "values_kept"]
 
 Objects: TypeAlias = npt.NDArray[np.object_]
 
@@ -48,7 +48,7 @@ def values_kept(state: IndexSnapshot, places: Located, attributes: Any) -> dict[
     A vector without a place has null.
     """
     count = len(places.positions)
-    asked = {name: _not_given(name, attributes, count) for name in state.schema}
+    asked = {name: rows_lacking(name, attributes, count) for name in state.schema}
     missing = {name: flags for name, flags in asked.items() if flags.any()}
     found: dict[str, Objects] = {name: np.full(count, None, object) for name in missing}
     waiting = np.flatnonzero(places.fresh >= 0)
@@ -65,7 +65,11 @@ def values_kept(state: IndexSnapshot, places: Located, attributes: Any) -> dict[
     return {name: Kept(found[name], flags) for name, flags in missing.items()}
 
 
-def _not_given(name: str, attributes: Any, count: int) -> npt.NDArray[np.bool_]:
+def rows_lacking(name: str, attributes: Any, count: int) -> npt.NDArray[np.bool_]:
+    """Return which rows are given no value of an attribute, not even null, bool ``[count]``.
+
+    `attributes` are those of an update: columns by name, a table, or a dict for each row.
+    """
     if isinstance(attributes, Sequence) and all(isinstance(row, Mapping) for row in attributes):
         return np.array([name not in row for row in attributes], np.bool_)
     if attributes is None:

@@ -321,7 +321,7 @@ class IndexWriter:
         if schema != self.about.schema:
             self.about = replace(self.about, schema=schema)
             parts = tuple(self._files.widened(part, schema) for part in state.parts)
-            state = replace(state, schema=schema, parts=parts)
+            state = replace(state, schema=schema, parts=parts, fresh=state.fresh.widened(schema))
         self.about = replace(self.about, documents=[*documents.names])
         state = replace(state, documents=documents.names)
         self._dirty = True

@@ -1,7 +1,7 @@
 """Vectors just added: they wait in DRAM, searched by brute force, until there are enough to write."""
 
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self, TypeAlias
 
@@ -85,19 +85,22 @@ class Fresh:
         made[:] = records
         return replace(self, records=made, record_bytes=_sum_of(made))
 
-    def joined(self, more: "Fresh", names: Iterable[str]) -> "Fresh":
+    def widened(self, names: Collection[str]) -> "Fresh":
+        """Return the same with the attributes of these names, null where they were unknown."""
+        empty = np.full(len(self), None, object)
+        return replace(self, attributes={name: self.attributes.get(name, empty) for name in names})
+
+    def joined(self, more: "Fresh", names: Collection[str]) -> "Fresh":
         """Return both together; `names` are the attributes of the index."""
-        attributes = {}
-        for name in names:
-            both = [each.attributes.get(name, np.full(len(each), None, object)) for each in (self, more)]
-            attributes[name] = np.concatenate(both)
+        both = [each.widened(names).attributes for each in (self, more)]
+        attributes = {name: np.concatenate([each[name] for each in both]) for name in names}
         texts = None
         if self.texts is not None and more.texts is not None:
             texts = Texts.joined([self.texts, more.texts])
         records = None
         if self.records is not None or more.records is not None:
-            both = [np.full(len(each), b"", object) if each.records is None else each.records for each in (self, more)]
-            records = np.concatenate(both)
+            every = (np.full(len(each), b"", object) if each.records is None else each.records for each in (self, more))
+            records = np.concatenate([*every])
         vectors, ids = np.concatenate([self.vectors, more.vectors]), np.concatenate([self.ids, more.ids])
         sizes = self.record_bytes + more.record_bytes, self.value_bytes + more.value_bytes
         return Fresh(vectors, ids, attributes, texts, records, *sizes)
