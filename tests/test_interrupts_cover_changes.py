@@ -22,7 +22,7 @@ TABLES = "forward gradient_norm initial_weights optimizer_state stats weights"
 
 READS = {
     "LogitIndex": "choose distribution is_stale log_prob logits partition save scan_pays stats topk way",
-    "Store": "attach check get keys not_writable push read_segment segments",
+    "Store": "attach check get keys newer not_writable push read_segment segments",
     "Reader": "read run stats",
     "Rows": "read read_range",
     "RowLog": "bytes_above check_values keys",
@@ -30,7 +30,7 @@ READS = {
     "StoredSamples": "blocks check read",
     "TopKSoftmax": "bounded_log_prob certified_topk extra_repr forward is_stale log_partition log_prob save stats topk",
     "VectorReader": "blocks take",
-    "ZoomIndex": "blocks contains explain fetch push range_search reconstruct search search_iter stats",
+    "ZoomIndex": "blocks contains explain fetch ids push range_search reconstruct search search_iter stats",
     "CarouselBuffer": "empty occupied push stored_ids value",
     "SharedBuffer": "empty sample stats value",
     "ShardedBuffer": "empty sample stats value",
@@ -61,7 +61,7 @@ OF_A_SHIELDED_CALL = {
     "Slab": "attach bytes_for close gather gather_versioned generations scatter writing",
     "SegmentWriter": "complete end flush info",
     "Staging": "drop finish segment take",
-    "Store": "stage",
+    "Store": "leave stage",
     "Transaction": "check_open discard reserve swap_dropped",
     "VectorReader": "close",
 }

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from os import PathLike
 from pathlib import Path
+from threading import RLock
 from typing import Any, Self
 
 import numpy as np
@@ -81,17 +82,16 @@ class ZoomIndex(Closing):
         if raw is None:
             raise FormatError(f"{store.path}: the catalog does not describe an index")
         about = self._about = Description.decode(raw, store.path)
-        cache = BitmapCache(max(1, attribute_bytes(about.dram) - _held_of_attributes(store, about)))
         self._reader = reader = Reader(depth=read_depth(about.dram))
         try:
-            self._footprint = Footprint(store, reader, cache, about)
-            files = PartFiles(store, reader, cache, about.id_kind == "str", self._footprint.search_bytes)
+            self._footprint, files = _files_of(store, reader, about)
             self._searcher = Searcher(IndexSnapshot.load(store, about, files, reader), reader, about.searches)
         except BaseException:
             reader.close()
             raise
         self._closed = False
         self._writer = IndexWriter(store, reader, files, about, self._footprint) if store.writable else None
+        self._lock = RLock() if self._writer is None else self._writer.lock
 
     @classmethod
     def build(
@@ -229,7 +229,7 @@ class ZoomIndex(Closing):
             ``"s3://bucket/index"``.
         writable
             Whether it may be changed, by one process at a time. Any number of processes may search it meanwhile, each
-            in the state that was committed when it opened the index.
+            in the state that was committed when it opened the index, or at its last :meth:`refresh`.
         verify
             ``"read"`` checks each page of vectors as it is read, ``"open"`` checks the whole index now as well,
             ``"off"`` trusts the disk. Opening checks codes and lists unless it is ``"off"``.
@@ -256,6 +256,64 @@ class ZoomIndex(Closing):
         except BaseException:
             store.close()
             raise
+
+    @shielded
+    def refresh(self) -> bool:
+        """Take over the newest commit of another process; return whether there was one.
+
+        For an index that is open for reading; one that is open for writing has all commits. Searches go on meanwhile,
+        each in the state that it began with. So does everything after an error. What :meth:`tune` learnt here is
+        replaced by that of the commit. A backup is looked up at its URL again.
+
+        Raises
+        ------
+        FormatError
+            When another index lies there now, of another shape or budget.
+        FileNotFoundError, CorruptionError
+            As :meth:`open`.
+
+        Notes
+        -----
+        Without a newer commit it reads no file. Otherwise it reads the codes of new parts, and takes their DRAM
+        beside `dram` until the last search of the state before has ended: after a rebuild, that of all codes.
+
+        Examples
+        --------
+        >>> import numpy as np, tempfile
+        >>> from memhier.ann import ZoomIndex
+        >>> path = tempfile.mkdtemp() + "/index"
+        >>> writer = ZoomIndex.build(path, np.eye(4, dtype="float32"), dram="1MiB", grow_to=10)
+        >>> reader = ZoomIndex.open(path)
+        >>> ids = writer.add(np.ones((1, 4)))
+        >>> writer.commit()
+        >>> len(reader), reader.refresh(), len(reader), reader.refresh()
+        (4, True, 5, False)
+        >>> reader.close()
+        >>> writer.close()
+        """
+        with self._lock:
+            self._check_open()
+            following = self._store.newer()
+            if following is None:
+                return False
+            try:
+                self._take_over(following)
+            except BaseException:
+                following.close()
+                raise
+            return True
+
+    def _take_over(self, following: Store) -> None:
+        """Go on with another commit of the index."""
+        store, raw = self._store, following.get("index")
+        about = None if raw is None else Description.decode(raw, following.path)
+        if about is None or _shape(about) != _shape(self._about):
+            raise FormatError(f"{store.path}: another index lies there now; open it with ZoomIndex.open")
+        footprint, files = _files_of(following, self._reader, about)
+        known = self._searcher.state.arrays_in(store, following)
+        self._searcher.state = IndexSnapshot.load(following, about, files, self._reader, known)
+        self._store, self._about, self._footprint = following, about, footprint
+        store.leave()
 
     def search(
         self,
@@ -465,6 +523,40 @@ class ZoomIndex(Closing):
         """
         self._check_open()
         return self._searcher.state.blocks(self._reader)
+
+    def ids(self, where: str | None = None) -> Iterator[npt.NDArray[Any]]:
+        """Return all ids of the index, as it is now, some thousand at a time, in the order of the vectors on SSD.
+
+        Parameters
+        ----------
+        where
+            A filter as in :meth:`search`: only the ids of vectors that fulfil it. They take a bit for each vector,
+            beyond `dram`, until the end.
+
+        Yields
+        ------
+        numpy.ndarray
+            int64, or strings as objects, ``[n]``.
+
+        Raises
+        ------
+        ValueError, TypeError
+            When `where` is no filter of this index.
+
+        Examples
+        --------
+        >>> import numpy as np, tempfile
+        >>> from memhier.ann import ZoomIndex
+        >>> path = tempfile.mkdtemp() + "/index"
+        >>> with ZoomIndex.build(path, np.eye(4), attributes={"price": [5, 2, 7, 1]}, dram="1MiB") as index:
+        ...     sorted(np.concatenate([*index.ids("price > 4")]).tolist())
+        [0, 2]
+        """
+        self._check_open()
+        if where is None:
+            return self._searcher.state.ids()
+        with self._searcher.selected(where) as (selected, fresh):
+            return self._searcher.state.ids(selected, fresh)
 
     def fetch(self, ids: object, fields: bool | Sequence[str] = True) -> dict[str, npt.NDArray[Any]]:
         """Return attributes and documents of ids, which may repeat, ``[n]`` each by name, in the order of `ids`.
@@ -893,7 +985,7 @@ class ZoomIndex(Closing):
     @shielded
     def close(self) -> None:
         """Release files and memory; further calls raise :class:`ClosedError`. May be called twice."""
-        with nullcontext() if self._writer is None else self._writer.lock:
+        with self._lock:
             self._closed = True
             if self._writer is not None:
                 self._writer.close()
@@ -928,6 +1020,19 @@ def _warn_if_short(index: ZoomIndex, dram: int | str) -> None:
         f"{more}, and read more for it{advice}",
         stacklevel=3,
     )
+
+
+def _files_of(store: Store, reader: Reader, about: Description) -> tuple[Footprint, PartFiles]:
+    """Return the count of the DRAM of an index, and the files of its parts."""
+    cache = BitmapCache(max(1, attribute_bytes(about.dram) - _held_of_attributes(store, about)))
+    footprint = Footprint(store, reader, cache, about)
+    return footprint, PartFiles(store, reader, cache, about.id_kind == "str", footprint.search_bytes)
+
+
+def _shape(about: Description) -> tuple[object, ...]:
+    """Return the facts that an open index keeps from commit to commit."""
+    space = about.space
+    return space.metric, space.dimension, about.dtype, about.coding, about.id_kind, about.dram, about.searches
 
 
 def _held_of_attributes(store: Store, about: Description) -> int:

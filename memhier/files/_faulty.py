@@ -86,6 +86,10 @@ class FaultyFiles:
         self.before("exists", path)
         return self._inner.exists(path)
 
+    def stamp(self, path: str) -> tuple[int, ...]:
+        self.before("stamp", path)
+        return self._inner.stamp(path)
+
     def make_directory(self, path: str) -> None:
         self.before("make_directory", path)
         self._inner.make_directory(path)

@@ -72,6 +72,9 @@ class Files(Protocol):
     def exists(self, path: str) -> bool:
         """Whether a file or directory has this name."""
 
+    def stamp(self, path: str) -> tuple[int, ...]:
+        """Return numbers that change once the file is written, or another one takes its place."""
+
     def make_directory(self, path: str) -> None:
         """Create a directory in an existing one, if it is not there yet."""
 

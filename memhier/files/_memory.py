@@ -115,6 +115,10 @@ class MemoryFiles:
             raise _fault(errno.ENOTDIR, path)
         return sorted(os.path.basename(name) for name in self._names if name != path and os.path.dirname(name) == path)
 
+    def stamp(self, path: str) -> tuple[int, ...]:
+        inode = self._inode(path)
+        return id(inode), len(inode.contents)
+
     def exists(self, path: str) -> bool:
         return path in self._names
 

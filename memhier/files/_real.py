@@ -187,6 +187,10 @@ class RealFiles:
     def list(self, path: str) -> list[str]:
         return sorted(os.listdir(path))
 
+    def stamp(self, path: str) -> tuple[int, ...]:
+        found = os.stat(path)
+        return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
+
     def exists(self, path: str) -> bool:
         try:
             os.lstat(path)

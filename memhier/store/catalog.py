@@ -234,6 +234,10 @@ class Catalog:
         """The transaction that readers see."""
         return self._read_guard().transaction
 
+    def stamp(self) -> tuple[int, ...]:
+        """Return the stamp of the guard: another one after each commit, and of another store at this place."""
+        return self._files.stamp(self._sum)
+
     def is_unfinished(self) -> bool:
         """Whether the catalog was never published: at most its first transaction was made.
 

@@ -95,6 +95,13 @@ class SegmentInfo:
         chunks = _chunks(self.name, self.generation, self.length)
         return [_SEGMENT + self.name.encode(), *(key for key, _ in chunks)]
 
+    def is_same(self, other: "SegmentInfo") -> bool:
+        """Whether both are one file with equal bytes; False where checksums were not kept."""
+        if self.checksums is None or other.checksums is None:
+            return False
+        named = (self.path, self.payload) == (other.path, other.payload)
+        return named and np.array_equal(self.checksums, other.checksums)
+
     @property
     def memory_bytes(self) -> int:
         """DRAM held by the checksums."""

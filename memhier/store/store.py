@@ -7,7 +7,8 @@ catalog does not name does not exist, so there is nothing to repair after a cras
 
 import errno
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
@@ -18,7 +19,7 @@ from memhier.arguments import check_here, check_int, is_url
 from memhier.closing import Closing
 from memhier.errors import ClosedError, CorruptionError, FormatError, LockedError
 from memhier.files import File, Files, RealFiles
-from memhier.shield import close_made, shielded, shielded_giving
+from memhier.shield import close_made, shielded, shielded_giving, when_gone
 from memhier.store.catalog import Catalog, Snapshot
 from memhier.store.check import Finding, check_segments, check_store
 from memhier.store.contents import PAGE_BYTES, Contents, SegmentInfo, check_kind
@@ -81,7 +82,7 @@ class Store(Closing):
     def __init__(
         self, path: Path, files: Files, verify: Verify, catalog: Catalog | None, contents: Contents, lock: File | None,
         held: Sequence[File | Closing] = (), *, sources: "Mapping[str, PageSource] | None" = None,
-        url: str | None = None,
+        url: str | None = None, stamp: tuple[int, ...] = (), again: "Callable[[], Store] | None" = None,
     ) -> None:  # fmt: skip
         self._path = path
         self._files = files
@@ -91,6 +92,7 @@ class Store(Closing):
         self._lock = lock
         self._held = held  # a reader's: the files of its segments, or the cache of a backup
         self._url = url  # of a backup
+        self._stamp, self._again = stamp, again  # a reader's: of its catalog, and a call that opens the newest commit
         self._sources = sources or {}  # of a backup, which has no catalog here: of the segments' pages, by file
         self._writer_pid = os.getpid() if lock is not None else None
         self._transaction: Transaction | None = None
@@ -205,8 +207,9 @@ class Store(Closing):
         require_published(files, root)
         catalog = Catalog(files, str(root))
         if not writable:
-            contents, held = _load_and_hold(files, root, catalog, kind, verify)
-            return cls(root, files, verify, catalog, contents, None, held)
+            contents, held, stamp = _load_and_hold(files, root, catalog, kind, verify)
+            again = partial(cls.open, root, kind, verify=verify, files=files)
+            return cls(root, files, verify, catalog, contents, None, held, stamp=stamp, again=again)
         lock = take_lock(files, root)
         try:
             contents = _contents(root, catalog.recover(), kind, verify)
@@ -234,7 +237,8 @@ class Store(Closing):
         files = open_far(url, kind, cache, cache_bytes)
         cached = files.cache
         kept = cached.folder, files, verify, None, cached.contents, None, [cached]
-        opened = cls(*kept, sources=cached.segments, url=url)
+        again = partial(cls.open, url, kind, verify=verify, cache=cache, cache_bytes=cache_bytes)
+        opened = cls(*kept, sources=cached.segments, url=url, again=again)
         if verify == "open" and (damaged := opened.check()):
             raise CorruptionError(str(damaged[0]))
         return opened
@@ -266,6 +270,29 @@ class Store(Closing):
         held += sum(source.marks.nbytes for source in self._sources.values())
         transaction = self._transaction  # another thread may end it
         return held + (0 if transaction is None else transaction.memory_bytes)
+
+    def newer(self) -> "Store | None":
+        """Open the newest commit for reading, as this one is open; None where this is the newest, or open for writing.
+
+        A backup is opened in place again. Another store at the same place counts as a newer commit.
+
+        Raises
+        ------
+        FileNotFoundError, FormatError, CorruptionError
+            As `open`.
+        """
+        self._check_open()
+        if self._again is None or (self._catalog is not None and self._catalog.stamp() == self._stamp):
+            return None
+        following = self._again()
+        if self._url is not None and following.generation == self.generation:
+            following.close()
+            return None
+        return following
+
+    def leave(self) -> None:
+        """Have a reader closed once no call uses it any more."""
+        when_gone(self, partial(_close_all, self._held))
 
     def get(self, key: str) -> bytes | None:
         """Return a value of the catalog, None if there is none."""
@@ -523,8 +550,7 @@ class Store(Closing):
         if self._transaction is not None:
             self._transaction.abort()
         self._closed = True
-        for file in self._held:
-            file.close()
+        _close_all(self._held)
         if self._lock is not None:
             self._lock.close()
 
@@ -581,6 +607,11 @@ class Store(Closing):
             _remove_leftovers(self._files, self._path, following)
 
 
+def _close_all(held: Sequence[File | Closing]) -> None:
+    for file in held:
+        file.close()
+
+
 def _is_unfinished(files: Files, root: Path, catalog: Catalog) -> bool:
     """Whether nothing was ever committed here; said with the lock held."""
     if files.exists(str(root / "catalog.sum")):
@@ -604,14 +635,16 @@ def _contents(root: Path, snapshot: Snapshot, kind: str, verify: Verify) -> Cont
 
 def _load_and_hold(
     files: Files, root: Path, catalog: Catalog, kind: str, verify: Verify
-) -> tuple[Contents, list[File]]:
-    """Load the published generation and hold on to its files, which a writer may be replacing meanwhile."""
+) -> tuple[Contents, list[File], tuple[int, ...]]:
+    """Load the published generation, hold its files, which a writer may be replacing, and return its stamp as well."""
     deadline = files.clock() + _RACE_SECONDS
     while True:
-        snapshot = catalog.read()
+        stamp, snapshot = catalog.stamp(), catalog.read()
+        if stamp != catalog.stamp():  # another commit came between: that of the snapshot is not known
+            stamp = ()
         contents = _contents(root, snapshot, kind, verify)
         try:
-            return contents, hold(files, contents.segments.values(), verify == "open")
+            return contents, hold(files, contents.segments.values(), verify == "open"), stamp
         except FileNotFoundError as error:
             if catalog.published() == snapshot.transaction or files.clock() > deadline:
                 raise CorruptionError(f"{error.filename}: missing, but the catalog names it") from None

@@ -150,3 +150,19 @@ def test_changes_of_an_index_at_a_url_are_refused_with_the_way(tmp_path: Path, b
     assert caught.value.filename == URL
     with Store.open(tmp_path / "index", "zoom-index") as store, pytest.raises(OSError, match="pass writable=True"):
         store.begin()
+
+
+def test_a_reader_in_place_follows_new_backups(tmp_path: Path, bucket: Bucket) -> None:
+    vectors = np.random.default_rng(0).normal(size=(2000, 16)).astype("float32")
+    with ZoomIndex.build(tmp_path / "index", vectors, dram="4MiB", grow_to=9000) as here:
+        here.push(URL)
+        with ZoomIndex.open(URL, cache=tmp_path / "cache") as far:
+            for turn in range(3):
+                here.add(vectors[:100] + turn + 1)
+                here.commit(compact=turn == 2)
+                assert not far.refresh()
+                here.push(URL)
+                assert far.refresh()
+                assert not far.refresh()
+                assert len(far) == len(here) == 2100 + 100 * turn
+                assert_same(far, here, vectors[:20])

@@ -42,6 +42,21 @@ def build(path: Path, *, strings: bool = False, dtype: str = "float32") -> None:
         index.commit()
 
 
+@pytest.mark.parametrize("strings", [False, True])
+def test_ids_are_lines(tmp_path: Path, strings: bool) -> None:
+    build(tmp_path / "index", strings=strings)
+    for options, kept in (
+        ([], lambda row: True),
+        (["--where", "year < 90 and on"], lambda row: row < 90 and row % 2 == 0),
+    ):
+        result = run("ids", tmp_path / "index", *options)
+        assert result.exit_code == 0, result.output
+        rows = [row for row in range(len(VECTORS)) if row % 7 and kept(row)]
+        expected = [f"Straße {row}\u2028" if strings else str(3 * row) for row in rows]
+        assert sorted(result.stdout.split("\n")[:-1]) == sorted(expected)
+    assert run("ids", tmp_path / "index", "--where", "year <").exit_code == 2
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16", "uint8"])
 @pytest.mark.parametrize("suffix", [".npy", ".npz", ".fvecs", ".parquet"])
 def test_an_export_holds_each_vector_once_under_its_id(tmp_path: Path, suffix: str, dtype: str) -> None:

@@ -123,6 +123,9 @@ class Tee:
     def exists(self, path: str) -> bool:
         return self.real.exists(path)
 
+    def stamp(self, path: str) -> tuple[int, ...]:
+        return self.real.stamp(path)
+
     def make_directory(self, path: str) -> None:
         self.real.make_directory(path)
         self.memory.make_directory(self.place(path))

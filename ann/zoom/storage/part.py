@@ -27,7 +27,7 @@ from memhier.io.reader import Reader
 from memhier.rows.rank_request import PageRows
 from memhier.rows.rows import rows_per_page
 from memhier.shield import when_gone
-from memhier.store.store import Staging, Store, Transaction
+from memhier.store.store import SegmentInfo, Staging, Store, Transaction
 
 __all__ = [
     "Findable",
@@ -81,6 +81,12 @@ class PartArrays:
             ("ids", self.ids),
         ):
             tx.segment(f"{name}-{suffix}").append(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+
+    @staticmethod
+    def segments(store: Store, name: str) -> list[SegmentInfo | None]:
+        """Return the segments of the arrays of a part; None for one that the store lacks."""
+        every = store.segments()
+        return [every.get(f"{name}-{suffix}") for suffix in ("starts", "codes", "numbers", "ids")]
 
     def entry(self, name: str) -> dict[str, Any]:
         """Return the catalog's entry of a part without removed rows."""
@@ -324,10 +330,12 @@ class PartFiles:
         self._when_gone(attributes, [column for column in columns if isinstance(column, StoredAny)])
         return replace(part, attributes=attributes)
 
-    def load(self, entry: dict[str, Any], preview: Preview, row_bytes: int, schema: Schema) -> IndexPart:
-        """Return the part that `entry` of the catalog describes, coded with `preview`."""
+    def load(
+        self, entry: dict[str, Any], preview: Preview, row_bytes: int, schema: Schema, known: PartArrays | None = None
+    ) -> IndexPart:
+        """Return the part that `entry` of the catalog describes, coded with `preview`; its arrays may be known."""
         name, alive_name = entry["name"], entry["alive"]
-        arrays = PartArrays.load(self._store, entry, preview)
+        arrays = PartArrays.load(self._store, entry, preview) if known is None else known
         count = len(arrays.codes)
         alive = None if alive_name is None else stored_array(self._store, alive_name, np.uint64, (word_count(count),))
         if alive is not None and count % 64 and int(alive[-1]) >> count % 64:

@@ -1,6 +1,6 @@
 """The state of an index at one moment, and the DRAM that it takes."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Self, TypeAlias
@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from memhier.ann.zoom.calibration.calibrate import Calibration
 from memhier.ann.zoom.filters.attributes import Schema
-from memhier.ann.zoom.filters.bitmaps import BitmapCache, bitmap_bytes
+from memhier.ann.zoom.filters.bitmaps import BitmapCache, Words, bitmap_bytes, unpack
 from memhier.ann.zoom.preview.code_scan import split_positions
 from memhier.ann.zoom.preview.preview import Preview
 from memhier.ann.zoom.preview.space import PreviewSpace
@@ -19,7 +19,7 @@ from memhier.ann.zoom.storage.fresh import Fresh
 from memhier.ann.zoom.storage.fullview import vectors_of, workspace_bytes
 from memhier.ann.zoom.storage.ids import IdKind, Ids, Located, locate_all
 from memhier.ann.zoom.storage.layout import CONTEXTS_MOST, scan_bytes
-from memhier.ann.zoom.storage.part import Findable, IndexPart, PartFiles, findable, held_bytes
+from memhier.ann.zoom.storage.part import Findable, IndexPart, PartArrays, PartFiles, findable, held_bytes
 from memhier.io.reader import Reader
 from memhier.rows.rank_request import HotPages, page_keys
 from memhier.rows.ranking import page_rows_of
@@ -31,6 +31,7 @@ __all__ = ["Footprint", "IndexSnapshot"]
 Ints: TypeAlias = npt.NDArray[np.int64]
 
 _BLOCK_BYTES = 4 << 20
+_BLOCK_IDS = 1 << 14  # a multiple of the bits of a word
 
 
 @dataclass(frozen=True)
@@ -89,10 +90,15 @@ class IndexSnapshot:
         return page_rows_of(self.row_bytes)
 
     @classmethod
-    def load(cls, store: Store, about: Description, files: PartFiles, reader: Reader) -> Self:
-        """Return the snapshot that the catalog describes."""
-        preview, dtype = load_preview(store, about), np.dtype(about.dtype)
-        parts = tuple(files.load(entry, preview, about.row_bytes, about.schema) for entry in about.parts)
+    def load(
+        cls, store: Store, about: Description, files: PartFiles, reader: Reader,
+        known: Mapping[str, PartArrays] | None = None,
+    ) -> Self:  # fmt: skip
+        """Return the snapshot that the catalog describes; the arrays of some parts may be `known` by name."""
+        preview, dtype, held = load_preview(store, about), np.dtype(about.dtype), known or {}
+        parts = tuple(
+            files.load(entry, preview, about.row_bytes, about.schema, held.get(entry["name"])) for entry in about.parts
+        )
         by_name = {part.name: part.file for part in parts}
         keys = page_keys([by_name[name] for name, _ in about.hot], [page for _, page in about.hot])
         return cls(
@@ -134,6 +140,44 @@ class IndexSnapshot:
                 out[here] = vectors_of(part.read(reader, rows[here]), self.dtype)
         return out
 
+    def arrays_in(self, store: Store, following: Store) -> dict[str, PartArrays]:
+        """Return the arrays of the parts that another commit has as well, by name; `store` has this one."""
+        pairs = [
+            (part, zip(PartArrays.segments(store, part.name), PartArrays.segments(following, part.name), strict=True))
+            for part in self.parts
+        ]
+        return {
+            part.name: part.arrays for part, segments in pairs
+            if all(old is not None and new is not None and old.is_same(new) for old, new in segments)
+        }  # fmt: skip
+
+    def ids(
+        self, selected: Sequence[Words] | None = None, fresh: npt.NDArray[np.bool_] | None = None
+    ) -> Iterator[npt.NDArray[Any]]:
+        """Yield the ids of all parts in the order on SSD, some thousand at a time, then of those that wait.
+
+        Parameters
+        ----------
+        selected, fresh
+            The rows of each part, and the vectors that wait, whose ids are wanted; None for all that were not removed.
+        """
+        for number, part in enumerate(self.parts):
+            bits = part.alive if selected is None else selected[number]
+            for start in range(0, len(part), _BLOCK_IDS):
+                rows = np.arange(start, min(start + _BLOCK_IDS, len(part)))
+                if bits is not None:
+                    rows = rows[unpack(bits[start // 64 : -(-(start + len(rows)) // 64)], len(rows))]
+                if len(rows):
+                    yield self._ids_of(part, rows).values()
+        waiting = Ids(self.fresh.ids, self.fresh.texts)
+        if len(chosen := np.arange(len(self.fresh)) if fresh is None else np.flatnonzero(fresh)):
+            yield waiting.take(chosen).values()
+
+    @staticmethod
+    def _ids_of(part: IndexPart, rows: Ints) -> Ids:
+        texts = None if part.texts is None else part.texts.read(rows)
+        return Ids(part.arrays.ids[rows].astype(np.int64), texts)
+
     def blocks(self, reader: Reader) -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
         """Yield ids and vectors of all parts in the order on SSD, a few MiB at a time, then of those that wait."""
         step = max(1, _BLOCK_BYTES // self.row_bytes)
@@ -142,9 +186,7 @@ class IndexSnapshot:
                 rows = np.arange(start, min(start + step, len(part)))
                 rows = rows[part.is_alive(rows)]
                 if len(rows):
-                    texts = None if part.texts is None else part.texts.read(rows)
-                    ids = Ids(part.arrays.ids[rows].astype(np.int64), texts)
-                    yield ids.values(), vectors_of(part.read(reader, rows), self.dtype)
+                    yield self._ids_of(part, rows).values(), vectors_of(part.read(reader, rows), self.dtype)
         if len(self.fresh):
             yield Ids(self.fresh.ids, self.fresh.texts).values(), self.fresh.vectors
 

@@ -13,7 +13,7 @@ from memhier.ann.zoom.preview.space import METRICS
 from memhier.arguments import counted, is_url
 from memhier.benchmarks.cli.index.backup import existing_backups, list_backups, prune, pull, push
 from memhier.benchmarks.cli.index.changes import add, compact, remove, tune
-from memhier.benchmarks.cli.index.export import export
+from memhier.benchmarks.cli.index.export import export, ids
 from memhier.benchmarks.cli.index.inputs import (
     cache_bytes_option,
     cache_option,
@@ -45,7 +45,7 @@ def index() -> None:
     Vectors and queries are read as a stream from .fvecs, .bvecs, .fbin, .f16bin, .u8bin, .i8bin, .npy, .hdf5, .h5 (with
     the extra hdf5) and .parquet (with the extra parquet; a path or a URL). Commands that only read an index take the
     URL of a backup, too, such as s3://bucket/index. The exit code is 2 for bad arguments and 1 for any other failure.
-    All commands but check, export and prune take --json.
+    All commands but check, export, ids and prune take --json.
     """
 
 
@@ -128,5 +128,5 @@ def check(path: str) -> None:
     click.echo(f"{path}: {told}, no problem found")
 
 
-for _command in (search, add, remove, tune, compact, export, push, pull, list_backups, prune):
+for _command in (search, add, remove, tune, compact, export, ids, push, pull, list_backups, prune):
     index.add_command(_command)

@@ -1,4 +1,4 @@
-"""``memhier index export``: all vectors and ids of an index, streamed to files that appear once they are whole."""
+"""``memhier index export`` and ``ids``: an index as a stream, to files that appear once they are whole, or as lines."""
 
 import sys
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ from memhier.benchmarks.cli.index.written import (
 )
 from memhier.benchmarks.cli.shell import in_a_folder
 
-__all__ = ["export"]
+__all__ = ["export", "ids"]
 
 Blocks: TypeAlias = Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any]]]
 
@@ -65,6 +65,21 @@ def export(path: str, out: str, fields: bool | list[str] | None, cache: str | No
         click.echo(f"{out}: {counted(len(opened), 'vector')}")
 
 
+@click.command()
+@read_path
+@click.option("--where", help='Only those of vectors that fulfil a filter, such as "price < 10".')
+@cache_option
+@cache_bytes_option
+def ids(path: str, where: str | None, cache: str | None, cache_bytes: str) -> None:
+    """Print the ids of an index, one on each line, in the order of the vectors on SSD.
+
+    The index is at PATH, a directory or the URL of a backup.
+    """
+    with ZoomIndex.open(path, cache=cache, cache_bytes=cache_bytes) as opened:
+        for block in opened.ids(where):
+            click.echo(_lines(Path(path), block), nl=False)
+
+
 def _blocks(opened: ZoomIndex) -> Blocks:
     with tqdm(total=len(opened), unit=" vectors", disable=not sys.stderr.isatty()) as bar:
         for ids, vectors in opened.blocks():
@@ -88,7 +103,7 @@ def _write_beside(target: Path, opened: ZoomIndex, strings: bool) -> None:
 
 
 def _lines(target: Path, ids: npt.NDArray[Any]) -> bytes:
-    if any("\n" in name for name in ids):
+    if ids.dtype == object and any("\n" in name for name in ids):
         raise ValueError(f"{target}: an id holds a line break, which lines of text cannot hold: use .parquet or .jsonl")
     return "".join(f"{name}\n" for name in ids).encode()
 
