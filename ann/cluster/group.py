@@ -283,7 +283,7 @@ class ShardGroup:
             (shard, replica) for shard, of_shard in enumerate(self._places) for replica in range(len(of_shard))
         )
 
-    def beside(self, path: str, places: Sequence[Sequence[str]], epoch: int) -> "ShardGroup":
+    def beside(self, path: str, places: Sequence[Sequence[str | None]], epoch: int) -> "ShardGroup":
         """Return a group of other shards, open as these are."""
         return ShardGroup(path, places, epoch, self._writable, self._patience)
 

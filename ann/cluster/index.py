@@ -1,7 +1,7 @@
 """ShardedIndex: one vector index over shards on several machines, in Ray actors."""
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from os import PathLike
 from threading import RLock
@@ -33,7 +33,7 @@ from memhier.ann.zoom.arguments import (
     check_radius,
 )
 from memhier.ann.zoom.calibration.calibrate import TARGET
-from memhier.ann.zoom.filters.where import parse
+from memhier.ann.zoom.filters.where import parse, parse_for
 from memhier.ann.zoom.preview.space import METRICS, Metric
 from memhier.ann.zoom.storage.ids import with_repeats
 from memhier.arguments import check_int, check_number
@@ -180,29 +180,38 @@ class ShardedIndex(Closing):
         """
         place, nodes = str(path), alive_nodes()
         wait = check_number("patience", patience, 0, above=True)
-        for turn in range(_TRIES):
-            found = _found(place, nodes, backup)
-            about = found.about
-            group = ShardGroup(about.place(place), found.places, about.epoch, writable, wait)
-            try:
-                behind = [shard for shard in range(group.shards) if not group.replicas(shard)]
-                if not behind:
-                    shards = OpenShards(about, group)
-                    writer = ShardWriter(shards)
-                    if writable:
-                        _settle(place, shards, writer, nodes)
-                    return cls(place, shards, writer, writable)
-            except BaseException:
-                group.close()
-                raise
-            group.close()
-            if writable:
-                break
-            time.sleep(_PAUSE_SECONDS * (turn + 1) / 2)  # beside a writer, between the halves of a commit
-        raise LockedError(
-            f"{place}: shards {behind} are not at commit {about.epoch}: a commit was left half made; open the index "
-            f"once with writable=True"
-        )
+
+        def group_of(found: FoundShards) -> ShardGroup:
+            return ShardGroup(found.about.place(place), found.places, found.about.epoch, writable, wait)
+
+        return cls(place, *_opened(place, nodes, writable, lambda: _found(place, nodes, backup), group_of), writable)
+
+    def refresh(self) -> bool:
+        """Take over the newest commit of another process; return whether there was one.
+
+        For an index that is open for reading; see :meth:`ZoomIndex.refresh`. Other actors open the shards at that
+        commit, also after :meth:`reshard`; then the actors of the state before end. Meanwhile the shards take twice
+        their DRAM.
+
+        Raises
+        ------
+        FileNotFoundError, ShardLostError, LockedError
+            As :meth:`open`; the index stays as it was.
+        """
+        with self._changing:
+            self._check_open()
+            old, nodes = self._shards, alive_nodes()
+            if self._writable or _commit_of(_found(self._path, nodes, None).about) == _commit_of(old.about):
+                return False
+
+            def group_of(found: FoundShards) -> ShardGroup:
+                return old.group.beside(found.about.place(self._path), found.places, found.about.epoch)
+
+            self._shards, self._writer = _opened(
+                self._path, nodes, False, lambda: _found(self._path, nodes, None), group_of
+            )
+            old.group.close()
+            return True
 
     def search(
         self,
@@ -375,6 +384,21 @@ class ShardedIndex(Closing):
         check_fields(fields)
         return self._answered(lambda shards: shards.fetch(np.asarray(ids), self._chosen(fields)))
 
+    def ids(self, where: str | None = None) -> Iterator[npt.NDArray[Any]]:
+        """Return all ids, those of a shard at a time; see :meth:`ZoomIndex.ids`.
+
+        Vectors that another thread moves to another shard meanwhile may be left out, or come twice.
+        """
+        self._check_open()
+        if where is not None:
+            parse_for(where, self._writer.attributes)
+
+        def ids_of(shard: int) -> npt.NDArray[Any]:
+            found: npt.NDArray[Any] = self._answered(lambda shards: shards.answers([Call(shard, "ids", (where,))])[0])
+            return found
+
+        return map(ids_of, range(self._shards.group.shards))
+
     def reconstruct(self, ids: object) -> npt.NDArray[Any]:
         """Return the vectors of these ids, ``[n, d]``; see :meth:`ZoomIndex.reconstruct`."""
         self._check_open()
@@ -401,6 +425,17 @@ class ShardedIndex(Closing):
         """
         with self._changing:
             self._check_writable().update(ids, vectors, attributes, documents)
+
+    def upsert(self, ids: object, vectors: object, attributes: Any = None, documents: Any = None) -> int:
+        """Replace the vectors that the index has, and add the others, in one step; return how many were added.
+
+        See :meth:`ZoomIndex.upsert`, and :meth:`update` for vectors that move.
+        """
+        with self._changing:
+            writer = self._check_writable()
+            if vectors is None:
+                raise ValueError("vectors=None: expected a vector for each id; update() changes fields alone")
+            return writer.update(ids, vectors, attributes, documents, insert=True)
 
     def commit(self) -> None:
         """Make all changes durable, on all shards or on none.
@@ -677,6 +712,46 @@ class ShardedIndex(Closing):
         if not self._writable:
             raise OSError(30, "the index is open for searching; pass writable=True to ShardedIndex.open", self._path)
         return self._writer
+
+
+def _commit_of(about: ClusterMap) -> tuple[object, ...]:
+    """Return the facts that tell a commit from others."""
+    return about.name, about.layout, about.epoch, about.commit
+
+
+def _opened(
+    place: str, nodes: Sequence[str], writable: bool, found: Callable[[], FoundShards],
+    group_of: Callable[[FoundShards], ShardGroup],
+) -> tuple[OpenShards, ShardWriter]:  # fmt: skip
+    """Open all shards at one commit, beside a writer if there is one.
+
+    Raises
+    ------
+    LockedError
+        When a commit was left half made.
+    """
+    for turn in range(_TRIES):
+        state = found()
+        group = group_of(state)
+        try:
+            behind = [shard for shard in range(group.shards) if not group.replicas(shard)]
+            if not behind:
+                shards = OpenShards(state.about, group)
+                writer = ShardWriter(shards)
+                if writable:
+                    _settle(place, shards, writer, nodes)
+                return shards, writer
+        except BaseException:
+            group.close()
+            raise
+        group.close()
+        if writable:
+            break
+        time.sleep(_PAUSE_SECONDS * (turn + 1) / 2)  # between the halves of a commit
+    raise LockedError(
+        f"{place}: shards {behind} are not at commit {state.about.epoch}: a commit was left half made; open the index "
+        f"once with writable=True"
+    )
 
 
 def _settle(path: str, shards: OpenShards, writer: ShardWriter, nodes: Sequence[str]) -> None:

@@ -59,13 +59,13 @@ class OpenShards:
     def owners(self, ids: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
         """Return the shard of each id, -1 where there is none."""
         owners = np.full(len(ids), -1, np.int64)
-        for shard, here in enumerate(self.every("contains", ids)):
+        for shard, here in enumerate(self.every("contains", ids) if len(ids) else ()):
             owners[here] = shard
         return owners
 
     def known_owners(self, ids: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
         """Return the shard of each id; KeyError for one that is not in the index."""
-        owners = self.owners(ids) if len(ids) else np.empty(0, np.int64)
+        owners = self.owners(ids)
         if (owners < 0).any():
             raise KeyError(f"ids holds {ids[int(np.argmin(owners))]!r}: no vector has this id")
         return owners

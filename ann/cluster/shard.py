@@ -113,6 +113,11 @@ class Shard:
         """Return which ids are here."""
         return self._index.contains(ids)
 
+    def ids(self, where: str | None) -> npt.NDArray[Any]:
+        """Return all ids, or those of the vectors that fulfil a filter."""
+        none = np.empty(0, object if self._index.stats()["id_kind"] == "str" else np.int64)
+        return np.concatenate([none, *self._index.ids(where)])
+
     def fetch(self, ids: npt.NDArray[Any], fields: Sequence[str]) -> Columns:
         """Return fields of ids."""
         return self._index.fetch(ids, self._known(fields))
@@ -142,6 +147,11 @@ class Shard:
     ) -> None:
         """Replace the vectors and the fields that are given."""
         self._index.update(ids, vectors, attributes, documents)
+
+    def apply(self, changes: Sequence[tuple[str, tuple[Any, ...]]]) -> None:
+        """Make changes in their order: each the name of a method, and its arguments."""
+        for method, arguments in changes:
+            getattr(self, method)(*arguments)
 
     def prepare(self, mark: int) -> None:
         """Take the first half of a commit."""

@@ -3,7 +3,7 @@
 import secrets
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,6 @@ from memhier.ann.cluster.group import Call, errors_of
 from memhier.ann.cluster.open_shards import OpenShards
 from memhier.ann.zoom.arguments import check_given, check_vectors
 from memhier.ann.zoom.filters.attributes import merge_schema
-from memhier.ann.zoom.filters.conditions import AttributeType
 from memhier.ann.zoom.filters.given import as_columns, as_objects
 from memhier.ann.zoom.filters.where import parse_for
 from memhier.ann.zoom.payload.given import GivenDocuments
@@ -51,10 +50,9 @@ class ShardWriter:
         names = self._new_ids(len(matrix), ids)
         columns, schema = self._columns(attributes, len(matrix))
         rows = _rows_of(documents, len(matrix))
-        self._put(matrix, names, columns, schema, rows)
-        self.count += len(matrix)
-        if self._shards.about.id_kind == "int64":
-            self._next_id = max(self._next_id, int(names.max(initial=-1)) + 1)
+        self._change(self._additions(matrix, names, columns, schema, rows))
+        self._know(schema, rows)
+        self._count(names)
         return names
 
     def remove(self, ids: object) -> int:
@@ -69,14 +67,14 @@ class ShardWriter:
     def remove_selected(self, where: str) -> int:
         """Remove the vectors that fulfil a filter; see :meth:`ShardedIndex.remove`."""
         self._refuse_torn()
-        parse_for(where, {name: cast(AttributeType, kind) for name, kind in self.fields.items() if kind != "document"})
+        parse_for(where, self.attributes)
         answers = self._change([Call(shard, "remove_selected", (where,)) for shard in range(self._shards.group.shards)])
         count = sum(int(found[0]) for found in answers)
         self.count -= count
         return count
 
-    def update(self, ids: object, vectors: object, attributes: Any, documents: Any) -> None:
-        """Replace vectors; see :meth:`ShardedIndex.update`."""
+    def update(self, ids: object, vectors: object, attributes: Any, documents: Any, *, insert: bool = False) -> int:
+        """Replace vectors, with `insert` add those of new ids, and return how many; see :meth:`ShardedIndex.upsert`."""
         self._refuse_torn()
         check_given(vectors, attributes, documents)
         names = as_ids(ids, self._shards.about.id_kind).values()
@@ -86,29 +84,36 @@ class ShardWriter:
         columns, schema = self._columns(attributes, len(names))
         lacking = {name: rows_lacking(name, attributes, len(names)) for name in columns}
         given = _rows_of(documents, len(names))
-        owners = self._shards.known_owners(names)
+        owners = self._shards.owners(names) if insert else self._shards.known_owners(names)
         following = owners if matrix is None else self._shards.about.cells.owner(matrix)
-        moved = np.flatnonzero(owners != following)
+        new = np.flatnonzero(owners < 0)
+        moved = np.flatnonzero((owners != following) & (owners >= 0))
         stay = np.flatnonzero(owners == following)
         fields = self._shards.fetch(names[moved], [*self.fields]) if len(moved) else {}
         if schema.keys() - self.fields.keys():  # known to all shards, also where no vector gets a value
             nothing = np.empty((0, self._shards.about.dimension), self._shards.about.dtype)
-            self._put(nothing, names[:0], taken(columns, stay[:0]), schema, None)
+            self._change(self._additions(nothing, names[:0], taken(columns, stay[:0]), schema, None))
+            self._know(schema, None)
         calls = []
         for shard in np.unique(owners[stay]).tolist():
             rows = stay[owners[stay] == shard]
             values = [{name: columns[name][row] for name in columns if not lacking[name][row]} for row in rows.tolist()]
-            texts = None if given is None else [given[row] for row in rows.tolist()]
             vectors_here = None if matrix is None else matrix[rows]
-            calls.append(Call(shard, "update", (names[rows], vectors_here, values if columns else None, texts)))
+            arguments = names[rows], vectors_here, values if columns else None, _some(given, rows)
+            calls.append(Call(shard, "update", arguments))
         left = np.unique(owners[moved]).tolist()
         calls += [Call(shard, "remove", (names[moved[owners[moved] == shard]],)) for shard in left]
-        self._change(calls)
         if matrix is not None and len(moved):
-            texts = None if given is None else [given[row] for row in moved.tolist()]
             replaced = {name: (values[moved], ~lacking[name][moved]) for name, values in columns.items()}
-            self._put_moved(matrix[moved], names[moved], fields, replaced, texts)
+            known = self.attributes
+            values_moved, texts = self._moved(fields, known, replaced, _some(given, moved))
+            calls += self._additions(matrix[moved], names[moved], values_moved, known, texts)
+        if matrix is not None and len(new):
+            calls += self._additions(matrix[new], names[new], taken(columns, new), schema, _some(given, new))
+        self._change(_in_turn(calls))
         self._know(schema, given)
+        self._count(names[new])
+        return len(new)
 
     def commit(self) -> None:
         """Make all changes durable, on all shards or on none; see :meth:`ShardedIndex.commit`."""
@@ -178,7 +183,7 @@ class ShardWriter:
         names = as_ids(ids, kind).values()
         if len(names) != count:
             raise ValueError(f"ids has {len(names)} entries for {count} vectors: expected one for each")
-        if len(names) and (known := self._shards.owners(names) >= 0).any():
+        if (known := self._shards.owners(names) >= 0).any():
             raise ValueError(f"ids holds {names[int(known.argmax())]!r}: a vector has this id already; use update()")
         return names
 
@@ -187,25 +192,33 @@ class ShardWriter:
         if attributes is None:
             return {}, {}
         given = as_columns(attributes, count)
-        known: dict[str, Any] = {name: kind for name, kind in self.fields.items() if kind != "document"}
-        schema = merge_schema(known, given, count)
+        schema = merge_schema(self.attributes, given, count)
         return as_objects(given, schema), {name: schema[name] for name in given if name in schema}
 
-    def _put(
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """The types of the attributes by name."""
+        return {name: kind for name, kind in self.fields.items() if kind != "document"}
+
+    def _additions(
         self, vectors: npt.NDArray[Any], ids: npt.NDArray[Any], columns: Columns, schema: dict[str, Any],
         rows: list[dict[str, Any]] | None,
-    ) -> None:  # fmt: skip
-        """Add vectors to their shards; new attributes become known to all."""
+    ) -> list[Call]:  # fmt: skip
+        """Return the calls that add vectors to their shards; new attributes become known to all."""
         owners = self._shards.about.cells.owner(vectors)
         fresh = schema.keys() - self.fields.keys()
-        every = range(self._shards.group.shards) if fresh else np.unique(owners).tolist()
         calls = []
-        for shard in every:
+        for shard in range(self._shards.group.shards) if fresh else np.unique(owners).tolist():
             mine = np.flatnonzero(owners == shard)
-            documents = None if rows is None else [rows[row] for row in mine.tolist()]
-            calls.append(Call(shard, "add", (vectors[mine], ids[mine], taken(columns, mine), documents, schema)))
-        self._change(calls)
-        self._know(schema, rows)
+            arguments = vectors[mine], ids[mine], taken(columns, mine), _some(rows, mine), schema
+            calls.append(Call(shard, "add", arguments))
+        return calls
+
+    def _count(self, added: npt.NDArray[Any]) -> None:
+        """Count vectors that were added."""
+        self.count += len(added)
+        if self._shards.about.id_kind == "int64":
+            self._next_id = max(self._next_id, int(added.max(initial=-1)) + 1)
 
     def _know(self, schema: dict[str, Any], rows: list[dict[str, Any]] | None) -> None:
         """Take in the fields of vectors that were added or replaced."""
@@ -213,39 +226,39 @@ class ShardWriter:
         for row in rows or ():
             self.fields |= dict.fromkeys(row, "document")
 
-    def _put_moved(
-        self, vectors: npt.NDArray[Any], ids: npt.NDArray[Any], fields: Columns,
+    def _moved(
+        self, fields: Columns, known: dict[str, Any],
         replaced: dict[str, tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]], given: list[dict[str, Any]] | None,
-    ) -> None:  # fmt: skip
-        """Add vectors that left their shard, with the fields that they had, and those given over them.
+    ) -> tuple[Columns, list[dict[str, Any]] | None]:  # fmt: skip
+        """Return the attributes and documents of vectors that leave their shard: those that they had, and those given.
 
         `replaced` has the values of each attribute given, and which rows take them.
         """
-        known: dict[str, Any] = {name: kind for name, kind in self.fields.items() if kind != "document"}
-        values = as_values(fields, known, len(ids))
+        count = len(next(iter(fields.values()), given or ()))
+        values = as_values(fields, known, count)
         for name, (new, chosen) in replaced.items():
             values[name][chosen] = new[chosen]
         rows = None
         if (texts := [name for name in self.fields if name not in known]) or given is not None:
-            rows = [{name: fields[name][row] for name in texts} for row in range(len(ids))]
+            rows = [{name: fields[name][row] for name in texts} for row in range(count)]
             for row, document in zip(rows, given or (), strict=given is not None):
                 row |= document
-        self._put(vectors, ids, values, known, rows)
+        return values, rows
 
     def _change(self, calls: list[Call]) -> list[list[Any]]:
         """Make changes at all replicas of shards, and return the answers of each shard's replicas.
 
-        A failure half way is one that only a rollback mends.
+        A failure half way is one that only a rollback mends. So is an interrupt.
         """
         if not calls:
             return []
-        self.dirty = self._shards.group.changed = True
+        self.dirty = self._shards.group.changed = self._torn = True
         answers = self._shards.group.tell(calls)
-        errors, made = errors_of(answers), sum(map(len, answers))
         if lost := [call.shard for call, of_shard in zip(calls, answers, strict=True) if not of_shard]:
             self._raise_torn(calls[0].method, lost)
+        errors, made = errors_of(answers), sum(map(len, answers))
+        self._torn = bool(errors) and (len(errors) < made or any(call.method == "apply" for call in calls))
         if errors:
-            self._torn = len(errors) < made
             raise errors[0]
         return answers
 
@@ -274,3 +287,20 @@ def _rows_of(documents: Any, count: int) -> list[dict[str, Any]] | None:
     rows = given.take(count)
     given.check_ended()
     return rows
+
+
+def _some(rows: list[dict[str, Any]] | None, chosen: npt.NDArray[np.int64]) -> list[dict[str, Any]] | None:
+    """Return the documents of some rows; None where none are given."""
+    return None if rows is None else [rows[row] for row in chosen.tolist()]
+
+
+def _in_turn(calls: list[Call]) -> list[Call]:
+    """Return one call for each shard, which makes the changes there in their order: an actor has several threads."""
+    changes: dict[int, list[Call]] = {}
+    for call in calls:
+        changes.setdefault(call.shard, []).append(call)
+    return [
+        of_shard[0] if len(of_shard) == 1 else
+        Call(shard, "apply", ([(call.method, call.arguments) for call in of_shard],))
+        for shard, of_shard in changes.items()
+    ]  # fmt: skip

@@ -1,5 +1,6 @@
 """ShardedIndex beside one ZoomIndex of the same vectors."""
 
+import contextlib
 import shutil
 import threading
 from pathlib import Path
@@ -11,7 +12,8 @@ pytest.importorskip("ray.util", reason="needs the extra ray; `make test-cluster`
 
 from memhier.ann import ZoomIndex
 from memhier.ann.cluster import ShardedIndex
-from memhier.errors import ClosedError, FormatError, LockedError, ShardLostError
+from memhier.ann.cluster.group import ShardGroup
+from memhier.errors import BudgetError, ClosedError, FormatError, LockedError, ShardLostError
 from tests.cluster.data import COUNT, attributes_of, change, clustered, documents_of, same
 
 pytestmark = pytest.mark.usefixtures("ray")
@@ -147,7 +149,6 @@ def test_changes_equal_those_of_one_index(pair):
         index.update(np.arange(30) + 300, attributes=rows, documents=documents)  # a name that a dict lacks stays
         index.update(np.arange(30) + 400, clustered(30, 77), rows, documents)  # also of a vector that moves
         index.update([7], attributes=[{"odd": "x"}])  # all shards know it
-    compare(sharded)
     for where in ("late == 3", "odd == 'x'", "odd is null and n < 20"):
         some = {"recall": 1.0, "where": where, "fields": [*names, "late", "odd"]}
         same(one.search(queries, 5, **some), sharded.search(queries, 5, **some))
@@ -195,6 +196,73 @@ def test_shards_without_a_value_know_the_attribute(tmp_path, vectors, how):
                 assert len(np.setdiff1d(kept, [-1, row])) == len(index) - 1, name
             index.commit()
         assert index.check() == []
+
+
+def test_an_upsert_equals_that_of_one_index(pair):
+    """With vectors that stay, that move and that are new, some with fields, and some with a new attribute."""
+    one, sharded, _ = pair
+    queries, names = clustered(30, 6), [*one.fields]
+    rows = [{"n": -1, "new": 5}, {"lang": "fr", "n": None}, {"share": 0.5}, {}, {"rare": True, "new": None}] * 6
+    documents = [{"text": "new"}, {"more": {"half": -1}}, {}] * 10
+    ids = np.concatenate([np.arange(30) + 500, np.arange(30) + 30000])[np.random.default_rng(8).permutation(60)]
+    for index in (one, sharded):
+        assert index.upsert(ids[:30], clustered(30, 78), rows, documents) == (ids[:30] >= 30000).sum()
+        assert index.upsert(ids, clustered(60, 79)) == (ids[30:] >= 30000).sum()
+        assert index.upsert([], clustered(0, 7)) == 0
+        assert index.add(clustered(1, 80)).tolist() == [30030]
+    for where in (None, "new == 5", "rare == true", "new is null and n < 20"):
+        some = {"recall": 1.0, "where": where, "fields": [*names, "new"]}
+        same(one.search(queries, 9, **some), sharded.search(queries, 9, **some))
+    fetched = one.fetch(ids), sharded.fetch(ids)
+    assert {name: str(column.tolist()) for name, column in fetched[0].items()} == {
+        name: str(column.tolist()) for name, column in fetched[1].items()
+    }
+    np.testing.assert_array_equal(one.reconstruct(ids), sharded.reconstruct(ids))
+    assert len(one) == len(sharded)
+    for wrong in (([1], None), ([1, 1], clustered(2, 0)), ([1], clustered(2, 0)), (["x"], clustered(1, 0))):
+        with pytest.raises((ValueError, TypeError)):
+            sharded.upsert(*wrong)
+    sharded.commit()
+    assert sharded.check() == []
+
+
+@pytest.mark.parametrize("change", ["update", "upsert"])
+def test_a_change_that_fails_half_way_loses_no_vector(tmp_path, change):
+    """A vector leaves its shard for one that refuses its document: no commit makes half of that durable."""
+    vectors = clustered(800, 3)
+    with ShardedIndex.build(tmp_path / "index", vectors, shards=2, dram="2MiB") as index:
+        for other in range(4, 800, 160):  # some of them lie in the other shard
+            with pytest.raises((BudgetError, ValueError)):
+                getattr(index, change)([3], vectors[[other]], documents=[{"text": "x" * 200_000}])
+            with contextlib.suppress(ShardLostError):  # which says that only a rollback helps
+                index.commit()
+            index.rollback()
+            np.testing.assert_array_equal(index.reconstruct([3]), vectors[[3]])
+        assert len(index) == 800
+        assert index.check() == []
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_change_that_is_interrupted_is_never_committed_by_half(tmp_path, vectors, monkeypatch, when):
+    with ShardedIndex.build(tmp_path / "index", vectors[:500], shards=2, dram="8MiB") as index:
+        tell = ShardGroup.tell
+
+        def interrupted(group, calls):
+            if when == "after":
+                tell(group, calls[:1])
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(ShardGroup, "tell", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            index.remove(np.arange(300))
+        monkeypatch.undo()
+        with pytest.raises(ShardLostError, match="rollback"):
+            index.commit()
+        index.rollback()
+        assert index.contains(np.arange(500)).all()
+        index.remove([3])
+        index.commit()
+        assert len(index) == 499
 
 
 def test_wrong_changes_are_refused_before_anything_changes(pair):
@@ -409,3 +477,46 @@ def test_places_are_checked(tmp_path, vectors):
     shutil.copytree(tmp_path / "b" / "shard-0001-0", tmp_path / "a" / "shard-0001-0")
     with pytest.raises(FormatError, match="another index"):
         ShardedIndex.open(tmp_path / "a")
+
+
+def test_a_reader_refreshes_to_the_newest_commit(pair):
+    """Beside searches of a thread, each of which sees whole commits; also over a resharding."""
+    one, sharded, path = pair
+    queries, ended, wrong = clustered(20, 11), threading.Event(), []
+    with ShardedIndex.open(path) as reader:
+        sizes = {len(reader)}
+
+        def search():
+            while not ended.is_set():
+                if (count := len(np.unique(reader.search(queries[:1], COUNT + 500, recall=1.0).ids)) - 1) not in sizes:
+                    wrong.append(count)
+
+        searching = threading.Thread(target=search)
+        searching.start()
+        assert not reader.refresh()
+        assert not sharded.refresh()
+        for turn in range(2):
+            change(one, turn)
+            change(sharded, turn)
+            assert not reader.refresh()
+            sizes.add(len(sharded))
+            sharded.commit()
+            assert reader.refresh()
+            same(one.search(queries, 5, recall=1.0), reader.search(queries, 5, recall=1.0))
+        sharded.reshard(2)
+        assert reader.refresh()
+        assert not reader.refresh()
+        ended.set()
+        searching.join()
+        assert not wrong
+        same(one.search(queries, 5, recall=1.0), reader.search(queries, 5, recall=1.0))
+        assert reader.stats()["shards"] == 2
+        for where in (None, "n < 100", "n < -100"):
+            blocks = [*reader.ids(where)]
+            assert all(block.dtype == np.int64 for block in blocks)
+            expected = np.concatenate([np.empty(0, np.int64), *one.ids(where)])
+            assert sorted(np.concatenate(blocks).tolist()) == sorted(expected.tolist())
+        with pytest.raises(ValueError, match="none"):
+            reader.ids("none > 3")
+    with pytest.raises(ClosedError):
+        reader.refresh()
