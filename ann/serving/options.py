@@ -4,7 +4,7 @@ import hashlib
 import secrets
 from dataclasses import InitVar, dataclass, field
 
-from memhier.arguments import check_int
+from memhier.arguments import check_int, check_number
 
 __all__ = ["ServingOptions"]
 
@@ -34,6 +34,8 @@ class ServingOptions:
         alone.
     searches
         Searches that run at a time.
+    refresh_seconds
+        Seconds after which the server looks for a newer commit of the index; None keeps the commit of its start.
     token
         A text that requests have to carry, of at least 8 characters; None where any request is answered. Its digest
         alone is kept.
@@ -53,12 +55,15 @@ class ServingOptions:
     max_requests: int = 128
     max_batch: int = 256
     searches: int = 2
+    refresh_seconds: float | None = None
     token: InitVar[str | None] = None
     token_digest: bytes | None = field(init=False, repr=False)
 
     def __post_init__(self, token: str | None) -> None:
         for name in ("max_vectors", "max_k", "max_hits", "max_body", "max_requests", "max_batch", "searches"):
             check_int(name, getattr(self, name), 1)
+        if self.refresh_seconds is not None:
+            check_number("refresh_seconds", self.refresh_seconds, 0, above=True)
         if token is not None and len(token) < _TOKEN_LEAST:
             raise ValueError(f"token has {len(token)} characters: expected at least {_TOKEN_LEAST}")
         object.__setattr__(self, "token_digest", None if token is None else _digest(token))

@@ -33,7 +33,7 @@ class IndexServer(Closing):
     ----------
     path
         Of a :class:`ZoomIndex`, or of a :class:`ShardedIndex` whose shards are on this machine. The server answers
-        with the vectors that were committed when it started.
+        with the vectors that were committed when it started, or later with ``refresh_seconds`` of its options.
     options
         Limits and token.
     host, port

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, Union
 import numpy as np
 
 from memhier.ann.serving.batching import Batcher
+from memhier.ann.serving.follower import Follower
 from memhier.ann.serving.metrics import Metrics
 from memhier.ann.serving.options import ServingOptions
 from memhier.ann.serving.request import BINARY, SearchRequest, read_binary, read_json
@@ -56,6 +57,8 @@ class SearchService:
         self._batcher = Batcher(index.search, options.max_batch, options.searches, self.metrics.searched)
         self._known = {*inspect.signature(index.search).parameters}
         self._id_kind: str = index.stats()["id_kind"]
+        seconds = options.refresh_seconds
+        self._follower = None if seconds is None else Follower(index, seconds)
 
     async def answer(self, request: fastapi.Request) -> fastapi.Response:
         """Answer a search request.
@@ -95,14 +98,18 @@ class SearchService:
             await asyncio.sleep(_DRAIN_PAUSE)
 
     def facts(self) -> dict[str, Any]:
-        """Return plain facts about the index."""
+        """Return plain facts about the index, and the error of the last look for a newer commit, if it failed."""
+        failure = None if self._follower is None else self._follower.failure
         return {
             "status": "draining" if self.draining else "ok", "vectors": len(self._index),
             "dimension": self._index.dimension, "metric": self._index.metric, "fields": self._index.fields,
+            **({} if failure is None else {"refresh_failure": failure}),
         }  # fmt: skip
 
     def close(self) -> None:
         """Wait for searches that run, and close the index."""
+        if self._follower is not None:
+            self._follower.close()
         self._batcher.close()
         self._index.close()
 

@@ -51,6 +51,41 @@ def index(place):
         yield opened
 
 
+def test_a_server_follows_the_commits_of_a_writer(tmp_path):
+    """It keeps its commit where the newest cannot be read, says so, and goes on after that."""
+    path = tmp_path / "index"
+    with ZoomIndex.build(path, VECTORS[:500], dram="4MiB", grow_to=1000) as writer, ZoomIndex.open(path) as reader:
+
+        async def conversation(client, service):
+            async def until(told):
+                for _ in range(1000):
+                    if told(health := (await client.get("/health")).json()):
+                        return health
+                    await asyncio.sleep(0.02)
+                raise AssertionError(health)
+
+            assert await until(lambda health: health["vectors"] == 500)
+            writer.add(VECTORS[500:600])
+            writer.commit()
+            await until(lambda health: health["vectors"] == 600)
+            assert (await client.post("/search", json={"vectors": VECTORS[550].tolist(), "k": 1})).json()["ids"] == [
+                550
+            ]
+            (path / "catalog.sum").rename(path / "away")
+            assert "catalog" in (await until(lambda health: "refresh_failure" in health))["refresh_failure"]
+            assert (await client.post("/search", json={"vectors": VECTORS[550].tolist(), "k": 1})).json()["ids"] == [
+                550
+            ]
+            (path / "away").rename(path / "catalog.sum")
+            assert (await until(lambda health: "refresh_failure" not in health))["vectors"] == 600
+            service.close()
+
+        talk(reader, conversation, refresh_seconds=0.01)
+    for wrong in (0, -1, "x", float("nan")):
+        with pytest.raises((ValueError, TypeError), match="refresh_seconds"):
+            ServingOptions(refresh_seconds=wrong)
+
+
 class Slow:
     """An index whose searches wait until they are let go; it notes the size and the options of each."""
 
