@@ -91,7 +91,7 @@ def parts(tmp_path):
     """Return a function that writes attributes as parts and opens them."""
     opened, numbers = [], itertools.count()
 
-    def write(*many, schema=None, orders=None):
+    def write(*many, schema=None, orders=None, work_bytes=WORKSPACE_BYTES):
         path, schema = tmp_path / f"store{next(numbers)}", dict(schema or {})
         with Store.create(path, kind="test") as store, store.begin() as tx:
             for number, attributes in enumerate(many):
@@ -103,7 +103,8 @@ def parts(tmp_path):
         store, reader = Store.open(path, kind="test"), Reader()
         opened.extend((reader, store))
         counts = [len(next(iter(attributes.values()))) for attributes in many]
-        return [Attributes(store, f"p{number}-", schema, n, reader) for number, n in enumerate(counts)], schema
+        made = [Attributes(store, f"p{each}-", schema, n, reader, None, work_bytes) for each, n in enumerate(counts)]
+        return made, schema
 
     yield write
     for each in opened:
@@ -161,7 +162,15 @@ def test_parts_are_joined(parts, tmp_path):
             tx.commit()
         with Store.open(path, kind="test") as store, Reader() as reader:
             joined = Attributes(store, "p9-", schema, len(order), reader)
-            assert plain(joined.take(np.arange(len(order)), ["x"])["x"]) == [together[row] for row in order]
+            placed = [together[row] for row in order]
+            assert plain(joined.take(np.arange(len(order)), ["x"])["x"]) == placed
+            one, two = (literal(items[number]) for number in (0, -1))
+            for text, fits in (
+                (f"x contains {one}", lambda held, items=items: items[0] in held),
+                (f"not x contains any ({one}, {two})", lambda held, items=items: not {items[0], items[-1]} & {*held}),
+            ):
+                if "1e999" not in text and "-inf" not in text:
+                    assert unpack(joined.bitmap(text), len(order)).tolist() == expected(placed, fits)
 
 
 def test_a_filter_on_lists_holds_no_column(parts, monkeypatch):
@@ -381,6 +390,56 @@ def test_starts_that_lie_are_refused(tmp_path):
     raw[4] = 2**40
     path.write_bytes(raw.tobytes())
     with ZoomIndex.open(tmp_path / "index", verify="off") as index:
-        for ask in (lambda: index.fetch(np.arange(8)), lambda: index.search(np.ones(8), 1, where="tags contains 'a'")):
-            with pytest.raises(CorruptionError, match="lies outside of the 16 items"):
-                ask()
+        with pytest.raises(CorruptionError, match="lies outside of the 16 items"):
+            index.fetch(np.arange(8))
+        assert sorted(index.search(np.ones(8), 8, where="tags contains 'a'").ids.tolist()) == [*range(8)]
+
+
+def test_postings_that_lie_are_refused_or_find_other_rows(tmp_path):
+    """Whatever number stands in them, a filter that reads them ends with rows or with a CorruptionError."""
+    tags = [[row % 700, -row, row % 3] for row in range(1500)]
+    ZoomIndex.build(
+        tmp_path / "index", np.eye(1500, 4, dtype="f4") + 1, attributes={"tags": tags}, dram="4MiB"
+    ).close()  # fmt: skip
+    (path,) = (tmp_path / "index" / "segments").glob("p0-a-tags-items-rows.*")
+    whole = np.frombuffer(path.read_bytes(), "<i8")
+    random, refused = np.random.default_rng(0), 0
+    used = int(np.flatnonzero(whole)[-1]) + 1
+    for turn in range(90):
+        raw = whole.copy()
+        place = random.integers(used) if turn % 2 else used - 1 - random.integers(12)
+        raw[place] = random.choice([0, -1, 2**62, -(2**62), 2**31, 77, int(random.integers(-(2**40), 2**40))])
+        path.write_bytes(raw.tobytes())
+        try:
+            with ZoomIndex.open(tmp_path / "index", verify="off") as index:
+                index.search(np.ones(4), 3, where="tags contains any (0, 2, 699, -1400, 5000)")
+        except CorruptionError:
+            refused += 1
+    assert refused > 2
+
+
+@pytest.mark.parametrize("block", [7, 500, 1 << 20])
+def test_postings_of_many_blocks_find_what_a_scan_finds(parts, monkeypatch, block):
+    """Skewed items, long and short lists, repeated items; the DRAM of a filter ample and scant."""
+    monkeypatch.setattr("memhier.ann.zoom.filters.attributes.BLOCK_ITEMS", block)
+    count, random = 9_000 if block > 7 else 500, np.random.default_rng(5)
+    column = [[min(9999, int(each)) for each in random.zipf(1.2, random.integers(0, 9))] for _ in range(count)]
+    column[5] = [4] * 3000
+    column[6] = [*range(2000)]
+    column[7] = None
+    held = [None if each is None else set(each) for each in column]
+    for work in (1 << 16, 1 << 22):
+        (part,), _ = parts({"x": column, "n": [*range(count)]}, work_bytes=work)
+        for text, fits in {
+            "x contains 1": lambda items, row: 1 in items,
+            "x contains 9999": lambda items, row: 9999 in items,
+            "x contains 12345678": lambda items, row: False,
+            "x contains 1999 or x contains 4": lambda items, row: 1999 in items or 4 in items,
+            "x contains all (1, 2) and not x contains 3": lambda items, row: {1, 2} <= items and 3 not in items,
+            "x contains any (2, 2.5, 17, 40) and n < 700": lambda items, row: items & {2, 17, 40} and row < 700,
+            f"x contains any ({', '.join(map(str, range(3, 9000, 7)))})": lambda items, row: any(
+                item % 7 == 3 and item < 9000 for item in items
+            ),
+        }.items():
+            wanted = [items is not None and bool(fits(items, row)) for row, items in enumerate(held)]
+            assert unpack(part.bitmap(text), count).tolist() == wanted, text

@@ -17,11 +17,14 @@ from memhier.ann.zoom.filters.columns import BLOCK_ROWS, DTYPES, AnyColumn, Chai
 from memhier.ann.zoom.filters.conditions import (
     AttributeType,
     ColumnWords,
+    Contains,
     Expression,
+    IsNull,
     check_name,
     check_types,
     is_list,
     item_type,
+    leaves,
     on_columns,
     row_bytes,
     select,
@@ -29,6 +32,7 @@ from memhier.ann.zoom.filters.conditions import (
 from memhier.ann.zoom.filters.given import as_columns
 from memhier.ann.zoom.filters.lists import ChainedListColumn
 from memhier.ann.zoom.filters.patterns import Pattern
+from memhier.ann.zoom.filters.postings import BLOCK_ITEMS, POSTED_BYTES, POSTINGS
 from memhier.ann.zoom.filters.stored_column import StoredColumn, converted, must_convert, write_column
 from memhier.ann.zoom.filters.stored_lists import StoredListColumn, write_lists
 from memhier.ann.zoom.filters.where import parse
@@ -96,11 +100,11 @@ def merged_schema(schema: Mapping[str, AttributeType], columns: Mapping[str, Any
 
 
 def item_bytes(columns: Mapping[str, AnyColumn]) -> int:
-    """Return the bytes on SSD of the items of all lists, with the words of text."""
+    """Return the most bytes on SSD of the items of all lists, with the words of text and the postings."""
     total = 0
     for column in columns.values():
         if isinstance(column, ListColumn) and column.items.type is not None:
-            total += np.dtype(DTYPES[column.items.type]).itemsize * len(column.items)
+            total += (np.dtype(DTYPES[column.items.type]).itemsize + POSTED_BYTES) * len(column.items)
             total += sum(len(word) + 8 for word in column.items.words()) if column.type == "list[str]" else 0
     return total
 
@@ -150,7 +154,8 @@ def write_attributes(
             continue
         assert kind is not None  # of a list that was empty everywhere no schema is made
         if isinstance(column, ListColumn):
-            write_lists(tx, prefix + name, name, kind, column, blocks, step)
+            posted = BLOCK_ITEMS if block_rows >= BLOCK_ROWS else step
+            write_lists(tx, prefix + name, name, kind, column, blocks, step, posted)
         else:
             write_column(tx, prefix + name, name, kind, column, blocks())
 
@@ -230,7 +235,8 @@ class Attributes:
             item, stored = item_type(kind), StoredListColumn if is_list(kind) else StoredColumn
             assert item is not None
             self._columns[name] = stored(store, prefix + name, item, count, reader)
-            every = (prefix + name, f"{prefix}{name}-items", f"{prefix}{name}-words", f"{prefix}{name}-items-words")
+            every = (prefix + name, f"{prefix}{name}-items", f"{prefix}{name}-words", f"{prefix}{name}-items-words",
+                     prefix + name + POSTINGS)  # fmt: skip
             self._checksums += sum(segments[each].memory_bytes for each in every if each in segments)
 
     def __len__(self) -> int:
@@ -349,13 +355,20 @@ class Attributes:
         }  # fmt: skip
         expression = on_columns(expression, self._schema, texts)
         used = {name: self._columns[name] for name in expression.names if name in self._columns}
-        blocks = Blocks(used, self._count, room, row_bytes(expression))
+        blocks = Blocks(used, self._count, room, row_bytes(expression), _posted(expression, used))
         words = np.zeros(self._words, np.uint64)
         for start in range(0, self._count, blocks.rows):
             count = min(blocks.rows, self._count - start)
             rows = select(expression, partial(blocks.cells, start, count), count)
             words[start // 64 : word_count(start + count)] = pack(rows)
         return words
+
+
+def _posted(expression: Expression, columns: Mapping[str, StoredAny]) -> set[str]:
+    """Return the columns of lists whose rows postings tell: those of which a filter asks for items alone."""
+    others = {name for leaf in leaves(expression) if not isinstance(leaf, Contains | IsNull) for name in leaf.names}
+    lists = {name for name, column in columns.items() if isinstance(column, StoredListColumn) and column.postings}
+    return lists - others
 
 
 def null_values(kind: AttributeType, count: int) -> npt.NDArray[Any]:

@@ -39,6 +39,7 @@ __all__ = [
     "item_type",
     "leaves",
     "on_columns",
+    "points_of",
     "row_bytes",
     "select",
     "values_of",
@@ -216,11 +217,14 @@ class ListCells(NamedTuple):
         Which rows are null; None: none of them.
     items
         Yields runs of all items, each with the number of its first.
+    holding
+        Takes items to the rows that hold one of them; None where these are found by `starts` and `items`.
     """
 
     starts: npt.NDArray[np.int64]
     nulls: Flags | None
     items: Callable[[], Iterator[tuple[int, npt.NDArray[Any]]]]
+    holding: Callable[[tuple[Value, ...]], Flags] | None = None
 
 
 def is_list(kind: AttributeType | None) -> bool:
@@ -440,7 +444,8 @@ def select(
         return np.zeros(count, np.bool_)
     if isinstance(column, ListCells):
         assert isinstance(expression, Contains)
-        rows = _containing(column, expression)
+        values = expression.values
+        rows = _containing(column, expression) if column.holding is None else column.holding(values)
     else:
         assert not isinstance(expression, Contains | Like)
         rows = _matches(column.values, expression)
@@ -472,13 +477,17 @@ def _matches(values: npt.NDArray[Any], leaf: Comparison | Membership | CodeSet) 
         known &= (leaf.bits[place] & bit) != 0
         return known
     if isinstance(leaf, Membership):
-        narrowed = [_narrow(values.dtype, "==", value) for value in leaf.values]
-        points = [point[1] for point in narrowed if not isinstance(point, bool)]
-        return np.isin(values, np.array(points, values.dtype))
+        return np.isin(values, points_of(leaf.values, values.dtype))
     test = _narrow(values.dtype, leaf.operator, leaf.value)
     if isinstance(test, bool):
         return np.full(len(values), test)
     return _COMPARE[test[0]](values, values.dtype.type(test[1]))
+
+
+def points_of(values: tuple[Value, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Return the values that a column of a type can hold."""
+    narrowed = [_narrow(dtype, "==", value) for value in values]
+    return np.array([point[1] for point in narrowed if not isinstance(point, bool)], dtype)
 
 
 def _narrow(dtype: np.dtype[Any], operator: Operator, value: Value) -> tuple[Operator, int | float] | bool:

@@ -111,14 +111,14 @@ class ChainedListColumn:
         return found
 
 
-def item_rows(bounds: Bounds, step: int) -> Iterator[Ints]:
-    """Yield the numbers of the items of lists, one list after the other, at most `step` of them at a time."""
+def item_rows(bounds: Bounds, step: int) -> Iterator[tuple[Ints, Ints]]:
+    """Yield the numbers of the items of lists, one list after the other, at most `step` at a time, with its list."""
     lengths = bounds.stops - bounds.starts
     ends = np.cumsum(lengths)
     for low in range(0, int(ends[-1]) if len(ends) else 0, step):
         places = np.arange(low, min(low + step, int(ends[-1])))
         of = np.searchsorted(ends, places, side="right")
-        yield bounds.starts[of] + places - (ends[of] - lengths[of])
+        yield bounds.starts[of] + places - (ends[of] - lengths[of]), of
 
 
 def whole_lists(column: ListColumn) -> ListCells:

@@ -2,7 +2,8 @@
 
 i64 [n + 1], the item at which each list begins, and the number of items; then, where any row is null, u64
 [ceil(n / 64)] with a bit for each that is. The segment ... + ``-items`` is a column of the items
-(`memhier.ann.zoom.filters.stored_column`), none of which is null.
+(`memhier.ann.zoom.filters.stored_column`), none of which is null; ... + ``-items-rows`` says which rows hold each item
+(`memhier.ann.zoom.filters.postings`).
 """
 
 from collections.abc import Callable, Iterator
@@ -13,9 +14,10 @@ import numpy.typing as npt
 
 from memhier.ann.zoom.filters.bitmaps import pack, unpack, word_count
 from memhier.ann.zoom.filters.columns import DTYPES, Bounds, ListColumn
-from memhier.ann.zoom.filters.conditions import LIST_TYPES, ItemType, ListCells, ListType
+from memhier.ann.zoom.filters.conditions import LIST_TYPES, ItemType, ListCells, ListType, Value, points_of
 from memhier.ann.zoom.filters.lists import item_rows
-from memhier.ann.zoom.filters.stored_column import StoredColumn, joined_bits, write_column
+from memhier.ann.zoom.filters.postings import POSTINGS, Postings, write_postings
+from memhier.ann.zoom.filters.stored_column import StoredColumn, converted, joined_bits, write_column
 from memhier.ann.zoom.pauses import pause
 from memhier.errors import CorruptionError
 from memhier.fields import stored_segment
@@ -54,6 +56,9 @@ class StoredListColumn:
         self._bits_at = plain if has_bits else None
         self._items = StoredColumn(store, name + ITEMS, kind, items.payload // np.dtype(DTYPES[kind]).itemsize, reader)
         self._handle = store.attach(name, reader)
+        self.postings: Postings | None = None
+        if name + POSTINGS in store.segments():  # indexes of earlier versions have none
+            self.postings = Postings(store, name + POSTINGS, kind == "float64", reader)
 
     def __len__(self) -> int:
         return self._count
@@ -100,11 +105,24 @@ class StoredListColumn:
         self._reader.read(self._handle, [start * _START_BYTES], len(out), out[None])
         starts = out.view("<i8")
         self._check(starts[:-1], starts[1:])
-        nulls = None
-        if self._bits_at is not None:
-            words = self._reader.read(self._handle, [self._bits_at + start // 8], 8 * word_count(count))
-            nulls = unpack(words[0].view("<u8"), count)
+        nulls = self._nulls(start, count)
         return ListCells(starts, nulls, _Items(self._items, int(starts[0]), int(starts[-1]), item_buffer))
+
+    def posted(self, start: int, count: int) -> ListCells:
+        """Return the lists of neighbouring rows, of which only the items are asked for, found by :attr:`postings`."""
+        postings = self.postings
+        assert postings is not None
+
+        def holding(values: tuple[Value, ...]) -> npt.NDArray[np.bool_]:
+            return postings.holding(start, count, points_of(values, postings.dtype))
+
+        return ListCells(np.empty(0, np.int64), self._nulls(start, count), lambda: iter(()), holding)
+
+    def _nulls(self, start: int, count: int) -> npt.NDArray[np.bool_] | None:
+        if self._bits_at is None:
+            return None
+        words = self._reader.read(self._handle, [self._bits_at + start // 8], 8 * word_count(count))
+        return unpack(words[0].view("<u8"), count)
 
     def find(self, texts: list[str]) -> dict[str, tuple[int, bool]]:
         """Return the rank of each text, and whether it is in a list."""
@@ -115,6 +133,8 @@ class StoredListColumn:
         handle, self._handle = self._handle, -1  # which may be another file's from now on
         self._reader.remove(handle)
         self._items.close()
+        if self.postings is not None:
+            self.postings.close()
 
     def _bounds(self, rows: Ints, raw: npt.NDArray[np.uint8], bits: npt.NDArray[np.uint8] | None) -> Bounds:
         both = raw.view("<i8").reshape(-1, 2)
@@ -162,6 +182,7 @@ def write_lists(
     column: ListColumn,
     blocks: Callable[[], Iterator[Ints]],
     step: int,
+    posted: int,
 ) -> None:
     """Write rows of a column of lists into segments, block by block; see `write_column`.
 
@@ -169,6 +190,8 @@ def write_lists(
     ----------
     step
         Items written at a time.
+    posted
+        Items of a block of postings.
     """
     segment, count, total = tx.segment(segment_name), 0, 0
     bits: list[tuple[int, npt.NDArray[np.uint64]]] = []
@@ -183,5 +206,15 @@ def write_lists(
     segment.append(np.array([total], "<i8"))
     if bits:
         segment.append(joined_bits(bits, count))
-    items = (some for rows in blocks() for some in item_rows(column.bounds(rows), step))
+    items = (some for rows in blocks() for some, _ in item_rows(column.bounds(rows), step))
     write_column(tx, segment_name + ITEMS, name, kind, column.items, items)
+
+    def pairs() -> Iterator[tuple[Ints, Any]]:
+        first = 0
+        for rows in blocks():
+            for some, of in item_rows(column.bounds(rows), posted):
+                values = converted(name, column.items.read(some), kind, of).values
+                yield first + of, values.astype(np.float64 if kind == "float64" else np.int64)
+            first += len(rows)
+
+    write_postings(tx, segment_name + POSTINGS, kind == "float64", pairs())
