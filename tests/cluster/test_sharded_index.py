@@ -157,6 +157,13 @@ def test_changes_equal_those_of_one_index(pair):
     compare(sharded)
     some = {"allow": range(50, 400), "deny": [200, 201, 10**9], "recall": 1.0, "fields": names}
     same(one.search(queries, 5, **some), sharded.search(queries, 5, **some))
+    found = one.search(queries, 5, **some).ids
+    for deny in (found, set(found.ravel().tolist()), lambda: iter(found.ravel())):
+        each = [deny() if callable(deny) else deny for _ in range(2)]
+        options = {"recall": 1.0, "where": "n <= share and n < late or odd == lang or n >= share", "fields": names}
+        same(one.search(queries, 5, deny=each[0], **options), sharded.search(queries, 5, deny=each[1], **options))
+    with pytest.raises(TypeError, match="'lang' is str; it cannot be compared with attribute 'n', which is int64"):
+        sharded.search(queries, 1, where="lang == n")
     assert sharded.check() == []
     sharded.commit()
     sharded.close()
