@@ -318,7 +318,8 @@ class ZoomIndex(Closing):
             Ids: search only these vectors, or all but these. Any collection of them does: a list, set, view of a dict,
             iterator, column of a table, or an array of any shape. Ids that are not in the index count for nothing, and
             so do the -1 and None of results: ``deny=result.ids`` is one. They come on top of `where`.
-            Every search passes over all ids, and takes a bit for each vector, beyond `dram` where the index has no attributes.
+            Every search passes over all ids, and takes a bit for each vector, beyond `dram` where the index has no
+            attributes.
 
         Warns
         -----

@@ -42,6 +42,21 @@ def test_with_everything_asked_results_are_those_of_one_index(both, where):
     same(one.search(queries[0], 5, recall=1.0, fields=True), sharded.search(queries[0], 5, recall=1.0, fields=True))
 
 
+@pytest.mark.parametrize("where", [None, "n >= share and not n == share or lang < lang"])
+def test_lists_of_ids_of_any_kind_and_attributes_compared(both, where):
+    one, sharded = both
+    queries = clustered(9, 8)
+    options = {"recall": 1.0, "where": where, "fields": ["n", "share"]}
+    found = one.search(queries, 5, allow=range(40), **options).ids  # with missing neighbours
+    for kind in (np.asarray, lambda ids: set(ids.ravel().tolist()), lambda ids: iter(ids.ravel())):
+        for name in ("allow", "deny"):
+            given = [options | {name: kind(found)} for _ in both]
+            same(one.search(queries, 5, **given[0]), sharded.search(queries, 5, **given[1]))
+    for index in both:
+        with pytest.raises(TypeError, match="'lang' is str; it cannot be compared with attribute 'n', which is int64"):
+            index.search(queries, 1, where="lang == n")
+
+
 def test_a_radius_cuts_as_in_one_index(both):
     one, sharded = both
     queries = clustered(20, 2)
@@ -157,13 +172,6 @@ def test_changes_equal_those_of_one_index(pair):
     compare(sharded)
     some = {"allow": range(50, 400), "deny": [200, 201, 10**9], "recall": 1.0, "fields": names}
     same(one.search(queries, 5, **some), sharded.search(queries, 5, **some))
-    found = one.search(queries, 5, **some).ids
-    for deny in (found, set(found.ravel().tolist()), lambda: iter(found.ravel())):
-        each = [deny() if callable(deny) else deny for _ in range(2)]
-        options = {"recall": 1.0, "where": "n <= share and n < late or odd == lang or n >= share", "fields": names}
-        same(one.search(queries, 5, deny=each[0], **options), sharded.search(queries, 5, deny=each[1], **options))
-    with pytest.raises(TypeError, match="'lang' is str; it cannot be compared with attribute 'n', which is int64"):
-        sharded.search(queries, 1, where="lang == n")
     assert sharded.check() == []
     sharded.commit()
     sharded.close()
