@@ -34,6 +34,7 @@ from memhier.ann.zoom.arguments import (
 )
 from memhier.ann.zoom.calibration.calibrate import TARGET
 from memhier.ann.zoom.filters.where import parse, parse_for
+from memhier.ann.zoom.ids.collection import collected
 from memhier.ann.zoom.preview.space import METRICS, Metric
 from memhier.ann.zoom.storage.ids import with_repeats
 from memhier.arguments import check_int, check_number
@@ -700,7 +701,8 @@ class ShardedIndex(Closing):
             parse(where)
         kind, lists = self._shards.about.id_kind, {"allow": allow, "deny": deny}
         return {"where": where} | {
-            name: None if ids is None else with_repeats(ids, kind, name)[0].values() for name, ids in lists.items()
+            name: None if ids is None else with_repeats(collected(ids, name), kind, name)[0].values()
+            for name, ids in lists.items()
         }
 
     def _check_open(self) -> None:

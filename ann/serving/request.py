@@ -2,7 +2,7 @@
 
 import io
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,7 @@ from memhier.io.outside import npy_header
 __all__ = ["BINARY", "SearchRequest", "read_binary", "read_json"]
 
 BINARY = "application/octet-stream"
+_Ids: TypeAlias = list[int | None] | list[str | None] | None  # null stands for no neighbour in answers
 _VECTORS = {
     "description": "Query vectors [q, d], or one vector [d].",
     "anyOf": [
@@ -47,10 +48,8 @@ class SearchRequest(pydantic.BaseModel):
         float | None, pydantic.Field(description="Milliseconds of a search after which no further reads start.")
     ] = None
     radius: Annotated[float | None, pydantic.Field(description="The largest distance wanted.")] = None
-    allow: Annotated[list[int] | list[str] | None, pydantic.Field(description="Ids: search only these vectors.")] = None
-    deny: Annotated[list[int] | list[str] | None, pydantic.Field(description="Ids: search all vectors but these.")] = (
-        None
-    )
+    allow: Annotated[_Ids, pydantic.Field(description="Ids: search only these vectors.")] = None
+    deny: Annotated[_Ids, pydantic.Field(description="Ids: search all vectors but these.")] = None
     partial: Annotated[
         bool | None, pydantic.Field(description="Answer without the shards that are lost; of sharded indexes alone.")
     ] = None

@@ -198,7 +198,8 @@ def _parsed(body: bytes, request: fastapi.Request, id_kind: str) -> SearchReques
 
 
 def _as_ids(name: str, texts: list[str], id_kind: str) -> list[int] | list[str]:
-    """Return ids of a query of HTTP in the type of those of the index."""
+    """Return ids of a query of HTTP in the type of those of the index, without the empty ones of binary answers."""
+    texts = [text for text in texts if text]
     try:
         return texts if id_kind == "str" else [int(text) for text in texts]
     except ValueError:

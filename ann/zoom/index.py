@@ -27,6 +27,7 @@ from memhier.ann.zoom.construction.build import BuildOptions, write_index
 from memhier.ann.zoom.filters.attributes import COLUMN_BYTES
 from memhier.ann.zoom.filters.bitmaps import BitmapCache
 from memhier.ann.zoom.filters.stored_lists import ITEMS
+from memhier.ann.zoom.ids.collection import collected
 from memhier.ann.zoom.preview.preview import CODINGS, Coding
 from memhier.ann.zoom.preview.space import METRICS, Metric
 from memhier.ann.zoom.renewal.life import IndexWriter
@@ -372,9 +373,11 @@ class ZoomIndex(Closing):
             vectors are left out, and those whose bounds say so are not read. Where fewer than `k` are as near, ids of
             -1 follow.
         allow, deny
-            Lists of ids: search only these vectors, or all but these. Ids that are not in the index count for nothing.
-            They come on top of `where`. Every search passes over all ids, and takes a bit for each vector, beyond
-            `dram` where the index has no attributes.
+            Ids: search only these vectors, or all but these. Any collection of them does: a list, set, view of a dict,
+            iterator, column of a table, or an array of any shape. Ids that are not in the index count for nothing, and
+            so do the -1 and None of results: ``deny=result.ids`` is one. They come on top of `where`.
+            Every search passes over all ids, and takes a bit for each vector, beyond `dram` where the index has no
+            attributes.
 
         Warns
         -----
@@ -464,6 +467,9 @@ class ZoomIndex(Closing):
         query = check_query(query, self.dimension)
         size = check_int("batch", batch, 1)
         check_options(options)
+        for name in ("allow", "deny"):  # every batch is a search, and an iterator is used up by the first
+            if options.get(name) is not None:
+                options[name] = collected(options[name], name)
         SearchOptions(size, **options)  # refused here, and not by the first batch
 
         def nearest(k: int, chosen: Chosen) -> SearchResult:

@@ -17,6 +17,7 @@ from memhier.ann.zoom.filters.where import (
     Membership,
     Not,
     Or,
+    Pair,
     evaluate,
     parse,
 )
@@ -64,7 +65,13 @@ MARKS = st.one_of(
     WORDS.map(lambda word: word.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")),
 )
 PATTERNS = st.lists(MARKS, max_size=6).map("".join)
+PAIRS = st.one_of(
+    st.builds(Pair, st.sampled_from("ijf"), st.sampled_from([*COMPARE]), st.sampled_from("ijf")),
+    st.builds(Pair, st.sampled_from("st"), st.sampled_from([*COMPARE]), st.sampled_from("st")),
+    st.builds(Pair, st.sampled_from("bc"), st.sampled_from(["==", "!="]), st.sampled_from("bc")),
+)
 LEAVES = st.one_of(
+    PAIRS,
     st.builds(Like, st.just("s"), PATTERNS),
     leaves_of("i", NUMBERS),
     leaves_of("f", NUMBERS),
@@ -97,6 +104,8 @@ def truth(expression, row):
             return None if row[name] is None else COMPARE[sign](row[name], value)
         case Membership(name, values):
             return None if row[name] is None else row[name] in values
+        case Pair(name, sign, other):
+            return None if row[name] is None or row[other] is None else COMPARE[sign](row[name], row[other])
         case Like(name, pattern):
             return None if row[name] is None else like(pattern, row[name])
 
@@ -121,9 +130,12 @@ ROWS = st.lists(
     st.fixed_dictionaries(
         {
             "i": st.none() | INT64,
+            "j": st.none() | INT64,
             "f": st.none() | FLOATS | st.sampled_from([math.inf, -math.inf, 2.0**53 + 2]),
             "s": st.none() | WORDS,
+            "t": st.none() | WORDS,
             "b": st.none() | st.booleans(),
+            "c": st.none() | st.booleans(),
         }
     ),
     max_size=9,
@@ -132,12 +144,12 @@ ROWS = st.lists(
 
 def columns_of(rows):
     def masked(name, dtype):
-        nulls = [row[name] is None for row in rows]
-        return np.ma.MaskedArray(np.array([row[name] or 0 for row in rows], dtype), nulls)
+        nulls = [row.get(name) is None for row in rows]
+        return np.ma.MaskedArray(np.array([row.get(name) or 0 for row in rows], dtype), nulls)
 
-    text = np.fromiter((row["s"] for row in rows), object, len(rows))
-    floats = np.array([math.nan if row["f"] is None else row["f"] for row in rows], np.float64)
-    return {"i": masked("i", np.int64), "f": floats, "s": text, "b": masked("b", np.bool_)}
+    columns = {name: np.fromiter((row.get(name) for row in rows), object, len(rows)) for name in "st"}
+    columns |= {name: masked(name, np.int64) for name in "ij"} | {name: masked(name, np.bool_) for name in "bc"}
+    return columns | {"f": np.array([math.nan if row["f"] is None else row["f"] for row in rows], np.float64)}
 
 
 @settings(max_examples=200, deadline=None)
@@ -202,6 +214,14 @@ def test_numbers_compare_exactly_at_every_edge():
         ("a LIKE 'x%'", Like("a", "x%")),
         ("a not like 'it''s\\%'", Not(Like("a", "it's\\%"))),
         ("like like 'like' and like", And((Like("like", "like"), parse("like")))),
+        ("price < list_price", Pair("price", "<", "list_price")),
+        ("a = b and c", And((Pair("a", "==", "b"), parse("c")))),
+        ("not (a != b)", Not(Pair("a", "!=", "b"))),
+        ("a between low and 5", And((Pair("a", ">=", "low"), Comparison("a", "<=", 5)))),
+        ("a not between 1 and high", Not(And((Comparison("a", ">=", 1), Pair("a", "<=", "high"))))),
+        ("tags contains brand", Pair("tags", "contains", "brand")),
+        ("tags not contains any", Not(Pair("tags", "contains", "any"))),
+        ("(tags contains all) and a", And((Pair("tags", "contains", "all"), parse("a")))),
         ("a is null", IsNull("a")),
         ("a Is Not Null", Not(IsNull("a"))),
         ("sold", Comparison("sold", "==", True)),
@@ -223,7 +243,9 @@ def test_forms(text, tree):
     [
         ("", 0, "an attribute's name, a value, 'not' or '('"),
         ("a <", 3, "a value (a number, 'text', true or false) at position 3, found the end"),
-        ("a < b", 4, "found b"),
+        ("a < )", 4, "found )"),
+        ("a < b < c", 6, "'and', 'or' or the end"),
+        ("a in (b)", 6, "a value"),
         ("a == null", 5, "'is null'"),
         ("a < 1 b", 6, "'and', 'or' or the end at position 6, found b"),
         ("1 < a < 3", 6, "'and', 'or' or the end"),
@@ -291,6 +313,8 @@ def test_unknown_attributes_are_refused_with_those_there_are():
         evaluate(parse("lang == 'en' or prise < 3"), columns)
     with pytest.raises(ValueError, match="there are none"):
         evaluate(parse("price < 3"), {})
+    with pytest.raises(ValueError, match=r"no attribute 'en': .*; text stands in quotes: lang == 'en'"):
+        evaluate(parse("lang == en"), columns)
 
 
 @pytest.mark.parametrize(
@@ -306,6 +330,9 @@ def test_unknown_attributes_are_refused_with_those_there_are():
         ("b == 1", "attribute 'b' is bool, it cannot be compared with int"),
         ("b < true", "attribute 'b' is bool, which has no order"),
         ("i like '1%'", "attribute 'i' is int64; expected text for like"),
+        ("s < i", "attribute 's' is str; it cannot be compared with attribute 'i', which is int64"),
+        ("f == b", "attribute 'f' is float64; it cannot be compared with attribute 'b', which is bool"),
+        ("b >= b", "attribute 'b' is bool, which has no order"),
     ],
 )
 def test_values_of_another_kind_are_refused(text, message):

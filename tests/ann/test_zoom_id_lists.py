@@ -1,5 +1,8 @@
 """Searches among the vectors of some ids, or all but some, beside an exact search of these."""
 
+from collections import deque
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -74,7 +77,54 @@ def test_lists_of_every_container(living):
         containers += [np.array(chosen, np.int32), range(1, 121, 3)]
     for container in containers:
         assert index.search(make(1)[0], 5, allow=container).ids.tolist() == expected
+    containers += [set(chosen), frozenset(chosen), dict.fromkeys(chosen).keys(), dict(enumerate(chosen)).values()]
+    containers += [iter(chosen), (each for each in chosen), np.array(chosen, object), [None, *chosen], deque(chosen)]
+    containers += [np.array(chosen).reshape(2, 4, 5), np.array([*chosen, None], object)]
+    containers += [np.ma.MaskedArray([*chosen, every[300]], [False] * 40 + [True])]
+    if not isinstance(every[0], str):
+        containers += [[-1, *chosen, -1], np.array([*chosen, -1]), np.array(chosen, np.uint64)]
+    for container in containers:
+        assert index.search(make(1)[0], 5, allow=container).ids.tolist() == expected
+    others = [iter(every[40:]), set(every[40:]), [None, *every[40:]]]
+    for container in others:
+        assert index.search(make(1)[0], 5, deny=container).ids.tolist() == expected
     assert index.search(make(1)[0], 5, allow=every[7:8]).ids.tolist()[0] == every[7]
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars", "pyarrow", "torch"])
+def test_columns_of_other_libraries(living, library):
+    """With nulls, where a column can have them."""
+    module, (index, _, every) = pytest.importorskip(library), living
+    chosen = every[:40]
+    expected = index.search(make(1)[0], 5, allow=chosen).ids.tolist()
+    if library == "torch":
+        columns = [] if isinstance(every[0], str) else [module.tensor(chosen), module.tensor([chosen, chosen])]
+    elif library == "pyarrow":
+        columns = [module.array(chosen), module.array([*chosen, None]), module.chunked_array([chosen[:9], chosen[9:]])]
+    elif library == "polars":
+        columns = [module.Series(chosen), module.Series([*chosen, None])]
+    else:
+        kind = "string" if isinstance(every[0], str) else "Int64"
+        columns = [module.Series(chosen), module.Index(chosen), module.Series([*chosen, None], dtype=kind)]
+    for column in columns:
+        assert index.search(make(1)[0], 5, allow=column).ids.tolist() == expected
+        assert not set(index.search(make(1)[0], 5, deny=column).ids) & set(chosen)
+
+
+def test_results_are_denied_as_they_are(living):
+    """Of one query or several, with the missing neighbours among them, and of a search in batches."""
+    index, model, every = living
+    few = index.search(make(3, 1), 8, recall=1.0, allow=every[:6])
+    assert {-1, None} & set(few.ids.ravel().tolist())
+    for found in (few, index.search(make(1)[0], 8, recall=1.0), index.search(make(4, 2), 5, recall=1.0)):
+        gone = set(found.ids.ravel().tolist())
+        left = set(index.search(make(1)[0], 400, recall=1.0, deny=found.ids).ids.tolist()) - {-1, None}
+        assert left == model.keys() - gone
+        batches = index.search_iter(make(1)[0], 50, recall=1.0, deny=(each for each in found.ids.ravel()))
+        assert {name for batch in batches for name in batch.ids.tolist()} == left
+        asked = index.explain(make(1)[0], 3, deny=iter(found.ids.ravel().tolist()))
+        assert not {record.id for record in asked.records} & gone
+    assert set(index.search(make(1)[0], 9, allow=[-1] if isinstance(every[0], int) else [None]).ids) <= {-1, None}
 
 
 def test_batches_of_neighbours_and_accounts_keep_to_the_lists(living):
@@ -105,7 +155,9 @@ def test_wrong_lists_are_refused(living, tmp_path):
     index, _, every = living
     wrong = [1, 2] if isinstance(every[0], str) else ["a", "b"]
     for name in ("allow", "deny"):
-        for value in (wrong, [1.5], [[1, 2], [3, 4]], {1: 2}):
+        integers = [[1, True], np.array([True]), np.array([1.0, -1.0])] if isinstance(every[0], int) else [["a", 1]]
+        table = SimpleNamespace(columns=["ids"])
+        for value in (wrong, set(wrong), [1.5], [[1, 2], [3, 4]], [[1], [2, 3]], {1: 2}, b"ab", table, *integers):
             with pytest.raises((TypeError, ValueError), match=name):
                 index.search(make(1)[0], 3, **{name: value})
     with (

@@ -68,8 +68,9 @@ def test_ids_go_on_where_none_are_given(place: Path) -> None:
         np.testing.assert_array_equal(index.reconstruct(np.arange(600)), VECTORS)
 
 
-def test_a_search_is_filtered_and_as_exact_as_asked(place: Path) -> None:
-    options = ["-k", 5, "--where", "price >= 395", "--recall", 1]
+@pytest.mark.parametrize("where", ["price >= 395", "price >= 395 and not price != price"])
+def test_a_search_is_filtered_and_as_exact_as_asked(place: Path, where: str) -> None:
+    options = ["-k", 5, "--where", where, "--recall", 1]
     result = run("search", place / "index", place / "more.fbin", *options, "--out", place / "out.npy")
     assert result.exit_code == 0, result.output
     found = np.load(place / "out.npy")

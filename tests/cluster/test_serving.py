@@ -157,6 +157,7 @@ def same(answer, found):
         {"k": 4, "where": "n < 2"}, {"k": 3, "candidates": 50, "nprobe": 4}, {"k": 3, "candidates": 50, "max_reads": 2},
         {"k": 30, "radius": 8.5}, {"k": 3, "deadline_ms": 1e6}, {"k": 4, "allow": [7, 3, 500, 9999]},
         {"k": 3, "deny": [7], "where": "n < 40"}, {"k": 3, "allow": [5]},
+        {"k": 4, "deny": [7, None, -1], "where": "n >= share and not n < share"},
     ],
     ids=str,
 )  # fmt: skip

@@ -44,6 +44,21 @@ def test_with_everything_asked_results_are_those_of_one_index(both, where):
     same(one.search(queries[0], 5, recall=1.0, fields=True), sharded.search(queries[0], 5, recall=1.0, fields=True))
 
 
+@pytest.mark.parametrize("where", [None, "n >= share and not n == share or lang < lang"])
+def test_lists_of_ids_of_any_kind_and_attributes_compared(both, where):
+    one, sharded = both
+    queries = clustered(9, 8)
+    options = {"recall": 1.0, "where": where, "fields": ["n", "share"]}
+    found = one.search(queries, 5, allow=range(40), **options).ids  # with missing neighbours
+    for kind in (np.asarray, lambda ids: set(ids.ravel().tolist()), lambda ids: iter(ids.ravel())):
+        for name in ("allow", "deny"):
+            given = [options | {name: kind(found)} for _ in both]
+            same(one.search(queries, 5, **given[0]), sharded.search(queries, 5, **given[1]))
+    for index in both:
+        with pytest.raises(TypeError, match="'lang' is str; it cannot be compared with attribute 'n', which is int64"):
+            index.search(queries, 1, where="lang == n")
+
+
 def test_a_radius_cuts_as_in_one_index(both):
     one, sharded = both
     queries = clustered(20, 2)

@@ -20,6 +20,7 @@ from memhier.ann.zoom.filters.conditions import (
     Contains,
     Expression,
     IsNull,
+    Pair,
     check_name,
     check_types,
     is_list,
@@ -342,6 +343,8 @@ class Attributes:
 
     def _select(self, expression: Expression) -> Words:
         room = self._work_bytes
+        for_words = room // 4 if any(isinstance(leaf, Pair) for leaf in leaves(expression)) else 0
+        room -= for_words
 
         def like(column: StoredColumn, pattern: Pattern, low: int, high: int) -> npt.NDArray[np.uint8]:
             nonlocal room
@@ -349,10 +352,11 @@ class Attributes:
             room -= len(bits)
             return bits
 
-        texts = {
-            name: ColumnWords(column.find, partial(like, column if isinstance(column, StoredColumn) else column.items))
-            for name, column in self._columns.items() if column.type in ("str", "list[str]")
-        }  # fmt: skip
+        texts = {}
+        for name, column in self._columns.items():
+            if column.type in ("str", "list[str]"):
+                single = column if isinstance(column, StoredColumn) else column.items
+                texts[name] = ColumnWords(single.find, partial(like, single), single.word_reads(for_words))
         expression = on_columns(expression, self._schema, texts)
         used = {name: self._columns[name] for name in expression.names if name in self._columns}
         blocks = Blocks(used, self._count, room, row_bytes(expression), _posted(expression, used))

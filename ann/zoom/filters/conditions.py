@@ -2,14 +2,14 @@
 
 import difflib
 import math
-import operator
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
 
+from memhier.ann.zoom.filters.pairs import COMPARE, WordReads, compare, compare_words
 from memhier.ann.zoom.filters.patterns import Pattern
 from memhier.ann.zoom.filters.times import moment_of_text
 
@@ -32,8 +32,10 @@ __all__ = [
     "Not",
     "Operator",
     "Or",
+    "Pair",
     "Value",
     "check_name",
+    "check_names",
     "check_types",
     "is_list",
     "item_type",
@@ -61,13 +63,11 @@ LIST_TYPES: Mapping[ItemType, ListType] = {
 }  # fmt: skip
 _ITEM_TYPES: Mapping[str, ItemType] = {kind: item for item, kind in LIST_TYPES.items()}
 
-_COMPARE: dict[str, Callable[..., Flags]] = {
-    "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "==": operator.eq, "!=": operator.ne,
-}  # fmt: skip
 KEYWORDS = frozenset({"and", "or", "not", "in", "between", "is", "null", "true", "false"})
 # No row that has a value has this code.
 _NO_CODE = -1
 SORTED_BYTES = 50  # of a row that is looked for in a sorted list
+_PAIR_BYTES = 48  # of a row whose integer is compared with a float
 
 
 class Expression:
@@ -81,7 +81,7 @@ class Expression:
     @property
     def names(self) -> tuple[str, ...]:
         """The attributes it asks about, sorted."""
-        return tuple(sorted({leaf.name for leaf in leaves(self)}))
+        return tuple(sorted({name for leaf in leaves(self) for name in _names_of(leaf)}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +141,25 @@ class CodeSet(Expression):
 
 
 @dataclass(frozen=True, slots=True)
+class Pair(Expression):
+    """``name operator other``, of two attributes of a row.
+
+    Attributes
+    ----------
+    words
+        The words of both columns, where they hold codes of strings of two vocabularies.
+    """
+
+    name: str
+    operator: Operator | Literal["contains"]
+    other: str
+    words: tuple[WordReads, WordReads] | None = field(default=None, compare=False, repr=False)
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.operator} {self.other}"
+
+
+@dataclass(frozen=True, slots=True)
 class IsNull(Expression):
     """``name is null``; never unknown."""
 
@@ -180,7 +199,7 @@ class Or(Expression):
         return " or ".join(map(_nested, self.operands))
 
 
-Leaf: TypeAlias = Comparison | Membership | Contains | Like | CodeSet | IsNull
+Leaf: TypeAlias = Comparison | Membership | Contains | Like | CodeSet | Pair | IsNull
 
 
 class ColumnWords(NamedTuple):
@@ -193,10 +212,13 @@ class ColumnWords(NamedTuple):
     like
         Takes a pattern and two ranks: a bit for each word from one to before the other (-1: to the last) says whether
         it is of the pattern.
+    reads
+        Reads words by their ranks.
     """
 
     find: Callable[[list[str]], Ranks]
     like: Callable[[Pattern, int, int], npt.NDArray[np.uint8]]
+    reads: WordReads
 
 
 class Cells(NamedTuple):
@@ -240,7 +262,7 @@ def item_type(kind: AttributeType | None) -> ItemType | None:
 
 
 def leaves(expression: Expression) -> Iterator[Leaf]:
-    """Yield the conditions on single attributes."""
+    """Yield the conditions without operands."""
     if isinstance(expression, Not):
         yield from leaves(expression.operand)
     elif isinstance(expression, And | Or):
@@ -257,7 +279,13 @@ def row_bytes(expression: Expression) -> int:
         return row_bytes(expression.operand)
     if isinstance(expression, And | Or):
         return 1 + max(map(row_bytes, expression.operands))
+    if isinstance(expression, Pair):
+        return _PAIR_BYTES
     return SORTED_BYTES if isinstance(expression, Membership | CodeSet) else 2
+
+
+def _names_of(leaf: Leaf) -> tuple[str, ...]:
+    return (leaf.name, leaf.other) if isinstance(leaf, Pair) else (leaf.name,)
 
 
 def values_of(leaf: Leaf) -> tuple[Value, ...]:
@@ -267,18 +295,26 @@ def values_of(leaf: Leaf) -> tuple[Value, ...]:
     return leaf.values if isinstance(leaf, Membership | Contains) else ()
 
 
-def check_name(name: str, known: Mapping[str, Any]) -> None:
+def check_names(expression: Expression, known: Mapping[str, Any]) -> None:
+    """Refuse unknown attributes of a filter."""
+    for leaf in leaves(expression):
+        check_name(leaf.name, known)
+        if isinstance(leaf, Pair):
+            check_name(leaf.other, known, f"; text stands in quotes: {leaf.name} {leaf.operator} '{leaf.other}'")
+
+
+def check_name(name: str, known: Mapping[str, Any], hint: str = "") -> None:
     """Refuse an unknown attribute; the message names the known ones."""
     if name in known:
         return
     near = difflib.get_close_matches(name, known, 1)
     guess = f"did you mean {near[0]!r}? " if near else ""
     listed = f"expected one of {', '.join(sorted(known))}" if known else "there are none"
-    raise ValueError(f"no attribute {name!r}: {guess}{listed}")
+    raise ValueError(f"no attribute {name!r}: {guess}{listed}{hint}")
 
 
 def check_types(expression: Expression, types: Mapping[str, AttributeType | None]) -> None:
-    """Refuse unknown attributes, and comparisons of an attribute with a value of another type.
+    """Refuse unknown attributes, and comparisons of an attribute with a value, or another attribute, of another type.
 
     An attribute of type None is null in every row and compares with anything.
 
@@ -286,14 +322,16 @@ def check_types(expression: Expression, types: Mapping[str, AttributeType | None
     ------
     ValueError, TypeError
     """
+    check_names(expression, types)
     for leaf in leaves(expression):
-        check_name(leaf.name, types)
         kind = types[leaf.name]
+        if isinstance(leaf, Pair):
+            _check_pair(leaf, kind, types[leaf.other])
+            continue
         if kind is None:
             continue
-        if not isinstance(leaf, IsNull) and isinstance(leaf, Contains) != is_list(kind):
-            expected = "contains, which finds items of lists" if is_list(kind) else "a comparison; lists have contains"
-            raise TypeError(f"{leaf}: attribute {leaf.name!r} is {kind}; expected {expected}")
+        if not isinstance(leaf, IsNull):
+            _check_lists(leaf, kind, isinstance(leaf, Contains))
         if (kind := item_type(kind)) is None:
             continue
         if isinstance(leaf, Like):
@@ -315,6 +353,31 @@ def check_types(expression: Expression, types: Mapping[str, AttributeType | None
             raise TypeError(f"{leaf}: attribute {leaf.name!r} is bool, which has no order; expected == or !=")
 
 
+def _check_lists(leaf: Leaf, kind: AttributeType, contains: bool) -> None:
+    """Refuse `contains` of single values, and other comparisons of lists."""
+    if contains != is_list(kind):
+        expected = "contains, which finds items of lists" if is_list(kind) else "a comparison; lists have contains"
+        raise TypeError(f"{leaf}: attribute {leaf.name!r} is {kind}; expected {expected}")
+
+
+def _check_pair(leaf: Pair, kind: AttributeType | None, other: AttributeType | None) -> None:
+    """Refuse attributes that cannot be compared with each other."""
+    if kind is not None:
+        _check_lists(leaf, kind, leaf.operator == "contains")
+    if is_list(other):
+        raise TypeError(f"{leaf}: attribute {leaf.other!r} is {other}; expected single values on the right")
+    item = item_type(kind)
+    numbers = {item, other} <= {"int64", "float64"}
+    if item is not None and other is not None and item != other and not numbers:
+        raise TypeError(
+            f"{leaf}: attribute {leaf.name!r} is {kind}; it cannot be compared with attribute "
+            f"{leaf.other!r}, which is {other}"
+        )
+    if "bool" in (item, other) and leaf.operator not in ("==", "!=", "contains"):
+        name = leaf.name if item == "bool" else leaf.other
+        raise TypeError(f"{leaf}: attribute {name!r} is bool, which has no order; expected == or !=")
+
+
 def on_columns(
     expression: Expression, types: Mapping[str, AttributeType | None], words: Mapping[str, ColumnWords]
 ) -> Expression:
@@ -334,6 +397,9 @@ def on_columns(
     ranks = {name: words[name].find(list(different)) for name, different in texts.items()}
 
     def on_column(leaf: Leaf) -> Expression:
+        if isinstance(leaf, Pair):
+            both = leaf.name in words and leaf.other in words and leaf.name != leaf.other
+            return replace(leaf, words=(words[leaf.name].reads, words[leaf.other].reads)) if both else leaf
         if isinstance(leaf, IsNull | CodeSet):
             return leaf
         if types.get(leaf.name) in ("datetime", "list[datetime]"):
@@ -436,23 +502,50 @@ def select(
             np.logical_and(rows, further, out=rows) if every else np.logical_or(rows, further, out=rows)
         return rows
     assert isinstance(expression, Leaf)
-    column = cells(expression.name)
     if isinstance(expression, IsNull):
+        column = cells(expression.name)
         nulls = np.full(count, column is None) if column is None or column.nulls is None else column.nulls.copy()
         return nulls if wanted else ~nulls
-    if column is None:
-        return np.zeros(count, np.bool_)
-    if isinstance(column, ListCells):
-        assert isinstance(expression, Contains)
-        values = expression.values
-        rows = _containing(column, expression) if column.holding is None else column.holding(values)
-    else:
-        assert not isinstance(expression, Contains | Like)
-        rows = _matches(column.values, expression)
+    columns: list[Cells | ListCells] = []
+    for name in _names_of(expression):
+        if (column := cells(name)) is None:
+            return np.zeros(count, np.bool_)
+        columns.append(column)
+    rows = _holding(columns, expression)
     if not wanted:
         np.logical_not(rows, out=rows)
-    if column.nulls is not None:
-        rows &= ~column.nulls
+    for column in columns:
+        if column.nulls is not None:
+            rows &= ~column.nulls
+    return rows
+
+
+def _holding(columns: Sequence[Cells | ListCells], leaf: Leaf) -> Flags:
+    """Return the rows where a condition holds; anything where one of its columns is null."""
+    if isinstance(leaf, Pair):
+        return _paired(columns[0], columns[1], leaf)
+    if isinstance(columns[0], ListCells):
+        assert isinstance(leaf, Contains)
+        return _containing(columns[0], leaf) if columns[0].holding is None else columns[0].holding(leaf.values)
+    assert isinstance(leaf, Comparison | Membership | CodeSet)
+    return _matches(columns[0].values, leaf)
+
+
+def _paired(column: Cells | ListCells, other: Cells | ListCells, leaf: Pair) -> Flags:
+    """Return the rows where two columns compare so; anything where one of them is null."""
+    assert isinstance(other, Cells)
+
+    def compared(values: npt.NDArray[Any], others: npt.NDArray[Any], sign: str) -> Flags:
+        if leaf.words is None:
+            return compare(values, others, sign)
+        return compare_words(values, others, sign, *leaf.words)
+
+    if isinstance(column, Cells):
+        return compared(column.values, other.values, leaf.operator)
+    rows = np.zeros(len(other.values), np.bool_)
+    for first, values in column.items():
+        of = np.searchsorted(column.starts, np.arange(first, first + len(values)), side="right") - 1
+        rows[of[compared(values, other.values[of], "==")]] = True
     return rows
 
 
@@ -481,7 +574,7 @@ def _matches(values: npt.NDArray[Any], leaf: Comparison | Membership | CodeSet) 
     test = _narrow(values.dtype, leaf.operator, leaf.value)
     if isinstance(test, bool):
         return np.full(len(values), test)
-    return _COMPARE[test[0]](values, values.dtype.type(test[1]))
+    return COMPARE[test[0]](values, values.dtype.type(test[1]))
 
 
 def points_of(values: tuple[Value, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from memhier.ann.zoom.filters.bitmaps import Words, pack, unpack, word_count
 from memhier.ann.zoom.filters.columns import DTYPES, AnyColumn, Column
 from memhier.ann.zoom.filters.conditions import AttributeType, Cells, ItemType, is_list
+from memhier.ann.zoom.filters.pairs import WordReads
 from memhier.ann.zoom.filters.patterns import Pattern
 from memhier.ann.zoom.filters.vocabulary import Vocabulary, write_vocabulary
 from memhier.ann.zoom.pauses import pause
@@ -95,8 +96,7 @@ class StoredColumn:
         if self._vocabulary is None:
             return np.ma.MaskedArray(values.astype(np.bool_ if self.type == "bool" else np.int64), nulls)
         ranks, inverse = np.unique(values[~nulls], return_inverse=True)
-        if len(ranks) and not 0 <= ranks[0] <= ranks[-1] < len(self._vocabulary):
-            raise CorruptionError(f"{self._path}: a rank beyond the {len(self._vocabulary)} words of the column")
+        self._check(ranks)
         words = yield from self._vocabulary.words(ranks.astype(np.int64))
         texts = np.full(len(values), None, object)
         texts[~nulls] = np.array([_decoded(word, self._path) for word in words], object)[inverse]
@@ -147,12 +147,27 @@ class StoredColumn:
             np.bitwise_or.at(bits, places >> 3, (1 << (places & 7)).astype(np.uint8))
         return bits
 
+    def word_reads(self, room: int) -> WordReads:
+        """Return the reads of words by rank, with `room` bytes of DRAM for a comparison."""
+        vocabulary = self._vocabulary
+        assert vocabulary is not None
+
+        def lengths(ranks: Ints) -> Ints:
+            self._check(ranks)
+            return vocabulary.lengths(ranks)
+
+        return WordReads(lengths, vocabulary.take, room)
+
     def close(self) -> None:
         """Detach from the reader."""
         handle, self._handle = self._handle, -1  # which may be another file's from now on
         self._reader.remove(handle)
         if self._vocabulary is not None:
             self._vocabulary.close()
+
+    def _check(self, ranks: npt.NDArray[Any]) -> None:
+        if len(ranks) and not 0 <= int(ranks.min()) <= int(ranks.max()) < self.word_count:
+            raise CorruptionError(f"{self._path}: a rank beyond the {self.word_count} words of the column")
 
     def _cells(self, rows: Ints, values: npt.NDArray[Any], bits: npt.NDArray[np.uint8] | None) -> Cells:
         """Return values, and which are null; `bits` are the bytes of the bitmap that tell of `rows`."""

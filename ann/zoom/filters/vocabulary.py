@@ -103,11 +103,20 @@ class Vocabulary:
         held, ends = words.tobytes(), np.cumsum(lengths)
         return [held[low:high] for low, high in zip((ends - lengths).tolist(), ends.tolist(), strict=True)]
 
+    def lengths(self, ranks: Ints) -> Ints:
+        """Return the bytes of words, int64 ``[n]``."""
+        lengths: Ints = np.diff(self._bounds(ranks))[:, 0]
+        return lengths
+
+    def take(self, ranks: Ints) -> list[bytes]:
+        """Return words by rank."""
+        return read_together(CountedReads(self._reader), {0: self.words(ranks)})[0]
+
     def stream(self) -> Iterator[bytes]:
         """Yield all words in order."""
         for start in range(0, self._count, _STREAM_WORDS):
             ranks = np.arange(start, min(start + _STREAM_WORDS, self._count))
-            yield from read_together(CountedReads(self._reader), {0: self.words(ranks)})[0]
+            yield from self.take(ranks)
 
     def runs(self, low: int, high: int, most: int) -> Iterator[tuple[int, list[bytes]]]:
         """Yield runs of words from one rank up to another, each with the rank of its first.

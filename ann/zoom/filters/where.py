@@ -5,18 +5,21 @@
     condition   = conjunction { "or" conjunction }
     conjunction = negation { "and" negation }
     negation    = "not" negation | "(" condition ")" | test
-    test        = name [ operator value | [ "not" ] "in" "(" value { "," value } ")"
-                       | [ "not" ] "between" value "and" value | "is" [ "not" ] "null" | [ "not" ] "like" text
-                       | [ "not" ] "contains" ( value | ( "any" | "all" ) "(" value { "," value } ")" ) ]
+    test        = name [ operator operand | [ "not" ] "in" "(" value { "," value } ")"
+                       | [ "not" ] "between" operand "and" operand | "is" [ "not" ] "null" | [ "not" ] "like" text
+                       | [ "not" ] "contains" ( operand | ( "any" | "all" ) "(" value { "," value } ")" ) ]
                 | value operator name
+    operand     = value | name
     operator    = "<" | "<=" | ">" | ">=" | "==" | "=" | "!="
     value       = [ "+" | "-" ] number | text | "true" | "false"
 
 Text stands in single or double quotes; a quote inside is doubled. A name alone asks whether a bool is true.
-``contains`` asks for items of a list: one value, any of several, or all of them. In a pattern of ``like``, ``%``
-stands for any text and ``_`` for one character; after a backslash these, and the backslash, stand for themselves. A
-datetime is compared with text in ISO 8601 (``day >= '2024-01-31'``), in UTC where that names no time zone. Keywords
-may be written in capitals. A null compares to unknown, not unknown is unknown, and only true rows are selected.
+``contains`` asks for items of a list: one value, any of several, or all of them. An attribute is compared with another
+one of its type (``price < list_price``), integers with floats exactly, and lists with single values
+(``tags contains brand``). In a pattern of ``like``, ``%`` stands for any text and ``_`` for one character; after a
+backslash these, and the backslash, stand for themselves. A datetime is compared with text in ISO 8601
+(``day >= '2024-01-31'``), in UTC where that names no time zone. Keywords may be written in capitals. A null compares to
+unknown, not unknown is unknown, and only true rows are selected.
 """
 
 import math
@@ -45,22 +48,25 @@ from memhier.ann.zoom.filters.conditions import (
     Not,
     Operator,
     Or,
+    Pair,
     Value,
-    check_name,
+    check_names,
     check_types,
     on_columns,
     select,
 )
 from memhier.ann.zoom.filters.given import array_column
 from memhier.ann.zoom.filters.lists import whole_lists
+from memhier.ann.zoom.filters.pairs import WordReads
 from memhier.ann.zoom.filters.patterns import Pattern
 
-__all__ = ["And", "Comparison", "Contains", "Expression", "IsNull", "Like", "Membership", "Not", "Or", "evaluate",
-           "parse", "parse_for"]  # fmt: skip
+__all__ = ["And", "Comparison", "Contains", "Expression", "IsNull", "Like", "Membership", "Not", "Or", "Pair",
+           "evaluate", "parse", "parse_for"]  # fmt: skip
 
 LENGTH_MAX = 256 * 1024
 DEPTH_MAX = 64
 _DIGITS_MAX = 1000
+_WORK_BYTES = 1 << 20
 _SHOWN = 60  # characters of the text to either side of a mistake
 _TOKEN = re.compile(
     r"""(?P<number>(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)
@@ -73,6 +79,7 @@ _SPACE = re.compile(r"\s*")
 _OPERATORS: dict[str, Operator] = {"<": "<", "<=": "<=", ">": ">", ">=": ">=", "==": "==", "=": "==", "!=": "!="}
 _MIRRORED: dict[Operator, Operator] = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "==": "==", "!=": "!="}
 _VALUE = "a value (a number, 'text', true or false)"
+_OPERAND = f"an attribute's name or {_VALUE}"
 
 
 def parse(text: str) -> Expression:
@@ -102,12 +109,12 @@ def parse(text: str) -> Expression:
     ('lang', 'price')
     >>> print(parse("10 >= price or not (stock is not null and sold)"))
     price <= 10 or not (not stock is null and sold == true)
-    >>> parse("price <")
+    >>> parse("(price < 3")
     Traceback (most recent call last):
         ...
-    ValueError: where: expected a value (a number, 'text', true or false) at position 7, found the end
-      price <
-             ^
+    ValueError: where: expected 'and', 'or' or ')' at position 10, found the end
+      (price < 3
+                ^
     """
     if not isinstance(text, str):
         raise TypeError(f"where={text!r}: expected text such as \"price < 10 and lang == 'en'\"")
@@ -160,8 +167,7 @@ def evaluate(expression: Expression, columns: Mapping[str, npt.NDArray[Any]]) ->
     >>> evaluate(parse("not price < 10"), columns).tolist()
     [False, True, False]
     """
-    for name in expression.names:
-        check_name(name, columns)
+    check_names(expression, columns)
     count = len(columns[expression.names[0]])
     used = {name: array_column(name, columns[name], count) for name in expression.names}
     types = {name: column.type for name, column in used.items()}
@@ -191,7 +197,13 @@ def _words(column: Column) -> ColumnWords:
         flags = [pattern.matches(word) for word in (words[low:] if high < 0 else words[low:high])]
         return np.packbits(np.array(flags, np.bool_), bitorder="little")
 
-    return ColumnWords(find, like)
+    def lengths(ranks: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        return np.zeros_like(ranks)  # The words are in DRAM already.
+
+    def take(ranks: npt.NDArray[np.int64]) -> list[bytes]:
+        return [words[rank].encode() for rank in ranks.tolist()]
+
+    return ColumnWords(find, like, WordReads(lengths, take, _WORK_BYTES))
 
 
 class _Token(NamedTuple):
@@ -242,7 +254,7 @@ class _Parser:
             return Comparison(self._name(), sign, value)
         name = self._name()
         if self.token.text in _OPERATORS:
-            return Comparison(name, self._operator(), self._value(_VALUE))
+            return self._comparison(name, self._operator())
         if self._take("is"):
             negated = self._take("not")
             self._expect("null", "'null'" if negated else "'null' or 'not null'")
@@ -259,21 +271,33 @@ class _Parser:
         if self._take("in"):
             return Membership(name, self._values())
         if self._take_word("contains"):
-            if self._take_word("any"):
-                return Contains(name, self._values())
-            if not self._take_word("all"):
-                return Contains(name, (self._value(f"{_VALUE}, 'any' or 'all'"),))
-            each = [Contains(name, (value,)) for value in self._values()]
-            return each[0] if len(each) == 1 else And(tuple(each))
+            return self._contains(name)
         if self._take_word("like"):
             if self.token.kind != "text":
                 self.refuse("a pattern such as 'red%'")
             return Like(name, str(self._value("a pattern")))
         if self._take("between"):
-            low = self._value(_VALUE)
+            low = self._comparison(name, ">=")
             self._expect("and", "'and'")
-            return And((Comparison(name, ">=", low), Comparison(name, "<=", self._value(_VALUE))))
+            return And((low, self._comparison(name, "<=")))
         return None
+
+    def _comparison(self, name: str, sign: Operator) -> Expression:
+        if self.token.kind == "name":
+            return Pair(name, sign, self._name())
+        return Comparison(name, sign, self._value(_OPERAND))
+
+    def _contains(self, name: str) -> Expression:
+        if self.token.kind != "name":
+            return Contains(name, (self._value(f"{_OPERAND}, 'any' or 'all'"),))
+        other = self._name()
+        if other.lower() not in ("any", "all") or self.token.kind in ("and", "or", ")", "end"):
+            return Pair(name, "contains", other)
+        values = self._values()
+        if other.lower() == "any":
+            return Contains(name, values)
+        each = [Contains(name, (value,)) for value in values]
+        return each[0] if len(each) == 1 else And(tuple(each))
 
     def _values(self) -> tuple[Value, ...]:
         self._expect("(", "'('")

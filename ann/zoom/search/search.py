@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from memhier.ann.zoom.calibration.needs import USUAL_MOST
 from memhier.ann.zoom.filters.where import evaluate, parse_for
+from memhier.ann.zoom.ids.collection import collected
 from memhier.ann.zoom.preview.code_scan import SCAN_TALLY, Candidates, positions_of
 from memhier.ann.zoom.preview.preview import Effort
 from memhier.ann.zoom.search.trace import Trace
@@ -83,7 +84,7 @@ def _located(snapshot: IndexSnapshot, ids: object, name: str) -> Located | None:
     """Return the places of a list of ids; those that are not in the index have none."""
     if ids is None:
         return None
-    return locate(snapshot.parts, snapshot.fresh, with_repeats(ids, snapshot.id_kind, name)[0])
+    return locate(snapshot.parts, snapshot.fresh, with_repeats(collected(ids, name), snapshot.id_kind, name)[0])
 
 
 def _on_disk(places: Located | None) -> Ints | None:
