@@ -3,7 +3,7 @@
 import shutil
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from os import PathLike
 from pathlib import Path
 from typing import Any, Self
@@ -21,6 +21,8 @@ from memhier.ann.zoom.arguments import (
     check_query,
     check_vectors,
 )
+from memhier.ann.zoom.audit.audit import Auditor, audit_bytes
+from memhier.ann.zoom.audit.record import AuditRecord
 from memhier.ann.zoom.calibration.calibrate import TARGET
 from memhier.ann.zoom.construction.build import BuildOptions, write_index
 from memhier.ann.zoom.filters.attributes import COLUMN_BYTES
@@ -33,7 +35,7 @@ from memhier.ann.zoom.renewal.tune import tune_snapshot
 from memhier.ann.zoom.search.explanation import Explanation
 from memhier.ann.zoom.search.results import Chosen, RangeResult, SearchResult, iterate
 from memhier.ann.zoom.search.searcher import Searcher
-from memhier.ann.zoom.storage.catalog import KIND, Description
+from memhier.ann.zoom.storage.catalog import AUDIT_KEY, KIND, Description
 from memhier.ann.zoom.storage.ids import as_ids, locate, refuse_clashes, with_repeats
 from memhier.ann.zoom.storage.layout import attribute_bytes, codes_can_grow, read_depth
 from memhier.ann.zoom.storage.part import PartFiles
@@ -46,7 +48,7 @@ from memhier.closing import Closing
 from memhier.errors import ClosedError, FormatError
 from memhier.io.page_file import PAGE_BYTES
 from memhier.io.reader import Reader
-from memhier.shield import close_made, shielded, shielded_giving
+from memhier.shield import close_made, shielded, shielded_giving, when_gone
 from memhier.store.store import CACHE_BYTES, Store, Transfer, Verify
 
 __all__ = ["ZoomIndex"]
@@ -92,6 +94,7 @@ class ZoomIndex(Closing):
             raise
         self._closed = False
         self._writer = IndexWriter(store, reader, files, about, self._footprint) if store.writable else None
+        self._audit: Auditor | None = None
 
     @classmethod
     def build(
@@ -219,6 +222,7 @@ class ZoomIndex(Closing):
         cache: str | PathLike[str] | None = None,
         cache_bytes: int | str = CACHE_BYTES,
         settle: Decision | None = None,
+        audit: float = 0.0,
     ) -> Self:
         """Open the index at `path`.
 
@@ -239,6 +243,12 @@ class ZoomIndex(Closing):
         settle
             With `writable`, where a commit was prepared (:meth:`prepare`) and neither published nor withdrawn: says for
             its mark whether the commit was made. Such an index is refused without it.
+        audit
+            The share of queries, from 0 to 1, that a thread of low priority searches again, exactly, to learn which
+            recall they found: ``stats()["audit"]``. Where that is less than declared, the thread calibrates for the
+            last 1,000 of these queries, as :meth:`tune` does but for the hot pages. Its DRAM is part of `dram`; that of
+            tuning comes on top. The result, and all counts, are durable if the index is `writable`; otherwise they last
+            until :meth:`close`. Searches at recall 1, with limits, a radius or lists of ids are not checked.
 
         Raises
         ------
@@ -246,16 +256,38 @@ class ZoomIndex(Closing):
             When there is no index at `path`, or it is damaged.
         LockedError
             When `writable` is true and another process has it open for writing, or `settle` is missing.
+        BudgetError, ValueError
+            When `audit` has no room in the index's DRAM, is no share, or the index has ``preview="pq"``.
         """
         check_decision(settle)
+        share = check_number("audit", audit, 0, 1)
         store = Store.open(path, kind=KIND, writable=writable, verify=verify, cache=cache, cache_bytes=cache_bytes)
         try:
             if writable:
                 settle_prepared(store, settle)
-            return cls(store)
+            index = cls(store)
         except BaseException:
             store.close()
             raise
+        try:
+            if share:
+                index._start_audit(share)
+        except BaseException:
+            index.close()
+            raise
+        return index
+
+    def _start_audit(self, share: float) -> None:
+        if self._about.coding != "rabitq":
+            raise ValueError(f"audit={share}: an exact search needs bounds, which preview='pq' does not have")
+        state, about, writer = self._searcher.state, self._about, self._writer
+        room = audit_bytes(self.dimension, about.dram - self._planned() - _TUNING_BYTES)
+        counts = AuditRecord.load(self._store.get(AUDIT_KEY), state.calibration, self._store.path)
+        self._footprint.audit_bytes = room
+        if writer is not None:
+            writer.record = counts.encode
+        self._audit = Auditor(share, about.seed, self._searcher, self._reader, writer, room=room, counts=counts)
+        when_gone(self, self._audit.stop)
 
     def search(
         self,
@@ -876,6 +908,7 @@ class ZoomIndex(Closing):
             "calibrated_recall": min(state.calibration.reached.values()),
             "calibrated_vectors": state.calibration.vectors,
             "renewal": "none" if self._writer is None else self._writer.renewal(state),
+            "audit": {"share": 0.0} if self._audit is None else self._audit.stats(),
             **self._reader.stats(),
         }
 
@@ -893,10 +926,14 @@ class ZoomIndex(Closing):
     @shielded
     def close(self) -> None:
         """Release files and memory; further calls raise :class:`ClosedError`. May be called twice."""
+        audited = self._audit is not None and self._audit.end()  # before the lock, which it may wait for
         with nullcontext() if self._writer is None else self._writer.lock:
-            self._closed = True
             if self._writer is not None:
+                if audited and not self._closed:
+                    with suppress(Exception):  # files and memory are released all the same
+                        self._writer.keep_record()
                 self._writer.close()
+            self._closed = True
             self._reader.close()
             self._store.close()
 
