@@ -112,6 +112,7 @@ class Auditor:
         self._seen = 0  # unfiltered queries audited since open; the last of them are kept
         self._learned = 0  # queries of the last tuning
         self._limit, self._bytes = room - self._kept.nbytes, 0
+        self._waiting = 0  # queries, with the one under way and the tuning that may follow it
         self._failure = ""
         self._warned = False
         self._pid, self._lock = os.getpid(), allocate_lock()
@@ -136,7 +137,8 @@ class Auditor:
             with self._lock:
                 self.counts.chosen += 1
                 fits = self._bytes + size <= self._limit and not self._stopped.is_set()
-                self._bytes += size if fits else 0
+                self._bytes += size * fits
+                self._waiting += fits
                 self.counts.dropped += not fits
             if fits:
                 found, query = result.distances[number].copy(), queries[number].copy()
@@ -166,8 +168,7 @@ class Auditor:
 
     def stats(self) -> dict[str, Any]:
         """Return plain values; see `ZoomIndex.stats`."""
-        waiting = self.counts.chosen - self.counts.audited - self.counts.dropped - self.counts.failed
-        return {"share": self._share, "waiting": waiting, "failure": self._failure, **self.counts.stats()}
+        return {"share": self._share, "waiting": self._waiting, "failure": self._failure, **self.counts.stats()}
 
     def _run(self) -> None:
         if hasattr(os, "setpriority"):
@@ -180,6 +181,7 @@ class Auditor:
                     self._step(entry)
                     with self._lock:
                         self._bytes -= entry.size
+                        self._waiting -= 1
                     self._stopped.wait(time.monotonic() - started)
         except _StoppedError:
             pass

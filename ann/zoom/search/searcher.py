@@ -123,7 +123,8 @@ class Searcher:
             search = Search(state, self._reader, selection)
             plan = plan_search(state, k, state.count, SearchOptions(k, 1.0, where), selection)
             found = search.nearest(query[None], k, plan.effort)
-            return all_nearest(search, query[None], found).distances[0]
+            distances: Floats = all_nearest(search, query[None], found).distances[0]
+            return distances
 
     def explain(self, query: Floats, options: SearchOptions) -> Explanation:
         """Return the account of the search of a query ``[d]``; see :meth:`memhier.ann.ZoomIndex.explain`."""
