@@ -75,7 +75,7 @@ class ZoomIndex(Closing):
     np.int64(7)
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, audit: float = 0.0) -> None:
         if not isinstance(store, Store):
             raise TypeError(f"store={store!r}: expected a Store; ZoomIndex.open(path) opens an index, build makes one")
         self._store = store
@@ -94,7 +94,11 @@ class ZoomIndex(Closing):
             raise
         self._closed = False
         self._writer = IndexWriter(store, reader, files, about, self._footprint) if store.writable else None
-        self._audit: Auditor | None = None
+        try:
+            self._audit = self._start_audit(audit) if audit else None
+        except BaseException:
+            reader.close()
+            raise
 
     @classmethod
     def build(
@@ -265,19 +269,12 @@ class ZoomIndex(Closing):
         try:
             if writable:
                 settle_prepared(store, settle)
-            index = cls(store)
+            return cls(store, share)
         except BaseException:
             store.close()
             raise
-        try:
-            if share:
-                index._start_audit(share)
-        except BaseException:
-            index.close()
-            raise
-        return index
 
-    def _start_audit(self, share: float) -> None:
+    def _start_audit(self, share: float) -> Auditor:
         if self._about.coding != "rabitq":
             raise ValueError(f"audit={share}: an exact search needs bounds, which preview='pq' does not have")
         state, about, writer = self._searcher.state, self._about, self._writer
@@ -286,8 +283,9 @@ class ZoomIndex(Closing):
         self._footprint.audit_bytes = room
         if writer is not None:
             writer.record = counts.encode
-        self._audit = Auditor(share, about.seed, self._searcher, self._reader, writer, room=room, counts=counts)
-        when_gone(self, self._audit.stop)
+        audit = Auditor(share, about.seed, self._searcher, self._reader, writer, room=room, counts=counts)
+        when_gone(self, audit.stop)
+        return audit
 
     def search(
         self,

@@ -43,6 +43,10 @@ class AuditRecord:
         Queries chosen; those checked; those not checked, for lack of room or as the index changed; failures.
     retuned
         How often the index was tuned.
+    sums
+        Of the queries by recall, number of neighbours, and whether a filter was given.
+    efforts
+        Those of the calibration that the sums are of.
     """
 
     searched: int = 0
@@ -51,8 +55,8 @@ class AuditRecord:
     dropped: int = 0
     failed: int = 0
     retuned: int = 0
-    _levels: dict[tuple[float, int, bool], _Level] = field(default_factory=dict)
-    _efforts: dict[int, Any] | None = None  # of the calibration that the levels are of
+    sums: dict[tuple[float, int, bool], _Level] = field(default_factory=dict)
+    efforts: dict[int, Any] = field(default_factory=dict)
 
     @classmethod
     def load(cls, raw: bytes | None, calibration: Calibration, path: object) -> Self:
@@ -63,33 +67,31 @@ class AuditRecord:
         CorruptionError
             When it is no such record.
         """
-        found = cls()
+        found = cls(efforts=calibration.efforts)
         if raw is not None:
             values = decode_json(raw, f"{path}: the value {AUDIT_KEY!r}", _CHECK)
-            found = cls(*(values[name] for name in _COUNTS))
+            found = cls(**{name: values[name] for name in _COUNTS}, efforts=calibration.efforts)
             found.dropped = max(0, found.chosen - found.audited - found.failed)  # with those that waited
             if values["efforts"] == _mark_of(calibration.efforts):
-                found._levels = {(level, k, filtered): _Level(*sums) for level, k, filtered, *sums in values["levels"]}
-        found._efforts = calibration.efforts
+                found.sums = {(level, k, filtered): _Level(*sums) for level, k, filtered, *sums in values["levels"]}
         return found
 
     def encode(self) -> bytes:
         """Return it as JSON."""
-        levels = [[*key, each.queries, each.declared, each.found] for key, each in [*self._levels.items()]]
-        mark = 0 if self._efforts is None else _mark_of(self._efforts)
+        levels = [[*key, each.queries, each.declared, each.found] for key, each in [*self.sums.items()]]
         counts = {name: getattr(self, name) for name in _COUNTS}
-        return json.dumps(counts | {"efforts": mark, "levels": levels}).encode()
+        return json.dumps(counts | {"efforts": _mark_of(self.efforts), "levels": levels}).encode()
 
     def follow(self, calibration: Calibration) -> None:
         """Begin anew where the recalls noted are of another calibration."""
-        if self._efforts is not calibration.efforts:
-            self._levels, self._efforts = {}, calibration.efforts
+        if self.efforts is not calibration.efforts:
+            self.sums, self.efforts = {}, calibration.efforts
 
     def note(self, declared: float, k: int, found: float, *, filtered: bool) -> None:
         """Note the recall of one query."""
         level = next((each for each in RECALLS if each >= declared), 1.0)
         of_k = next((each for each in NEIGHBOURS if each >= k), NEIGHBOURS[-1])
-        sums = self._levels.setdefault((level, of_k, filtered), _Level())
+        sums = self.sums.setdefault((level, of_k, filtered), _Level())
         sums.queries, sums.declared, sums.found = sums.queries + 1, sums.declared + declared, sums.found + found
         self.audited += 1
 
@@ -107,7 +109,7 @@ class AuditRecord:
     def levels(self) -> list[dict[str, Any]]:
         """Return the recall found, with its interval, for each class of queries."""
         rows = []
-        for (_, k, filtered), each in sorted(self._levels.items()):
+        for (_, k, filtered), each in sorted(self.sums.items()):
             mean = each.found / each.queries
             low, high = recall_interval(mean, each.queries)
             about = {"declared": round(each.declared / each.queries, 6), "k": k, "filtered": filtered}
