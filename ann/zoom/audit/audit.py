@@ -14,6 +14,8 @@ import time
 import warnings
 import weakref
 from _thread import allocate_lock
+from collections import deque
+from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from queue import SimpleQueue
@@ -43,6 +45,7 @@ __all__ = ["Auditor", "audit_bytes"]
 _KEPT, _LEAST = 1000, 128  # queries to tune for: the most, and the fewest
 _LOOK = 50  # audited queries from one look at the recall to the next
 _TIMES = 4  # the queries of a tuning, from which on it is worth doing again
+_DRAWN = 4096  # queries drawn for at a time
 _ENTRY_BYTES = 512  # of a query that waits, beside its numbers
 _PATIENCE = 1.0  # seconds to wait for a free turn
 _POLL = 0.005
@@ -115,6 +118,7 @@ class Auditor:
         self._waiting = 0  # queries, with the one under way and the tuning that may follow it
         self._failure = ""
         self._warned = False
+        self._drawn, self._ahead = counts.searched, deque[int]()  # queries drawn for, and those of them to be chosen
         self._pid, self._lock = os.getpid(), allocate_lock()
         self._queue: SimpleQueue[_Entry | None] = SimpleQueue()
         self._stopped = threading.Event()
@@ -127,15 +131,39 @@ class Auditor:
         """Draw queries ``[q, d]`` of a search that has ended, and let those chosen wait."""
         if not _is_audited(options) or self._pid != os.getpid():  # a forked child does not have the thread
             return
+        if chosen := self._draw(len(queries)):
+            self._put(state, queries, options, result, chosen)
+        if self._failure and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"the audit of this index failed, and searches go on without that check: {self._failure}; "
+                f"stats()['audit'] counts further failures",
+                stacklevel=user_stacklevel(),
+            )
+
+    def _draw(self, count: int) -> list[int]:
+        """Return the rows of the next `count` queries that are chosen."""
         with self._lock:
             first = self.counts.searched
-            self.counts.searched += len(queries)
-        chosen = np.flatnonzero(_drawn(self._seed, first, len(queries)) < self._share)
+            last = self.counts.searched = first + count
+            while self._drawn < last:  # for many at a time, as to draw for one takes as long
+                chosen = np.flatnonzero(_numbers(self._seed, self._drawn, _DRAWN) < self._share) + self._drawn
+                self._ahead.extend(chosen.tolist())
+                self._drawn += _DRAWN
+            rows = []
+            while self._ahead and self._ahead[0] < last:
+                rows.append(self._ahead.popleft() - first)
+            self.counts.chosen += len(rows)
+            return rows
+
+    def _put(
+        self, state: IndexSnapshot, queries: Floats, options: SearchOptions, result: SearchResult, rows: Sequence[int]
+    ) -> None:
+        """Let rows of a search wait, as far as there is room."""
         size = 4 * (queries.shape[1] + options.k) + _ENTRY_BYTES + 4 * len(options.where or "")
         declared = TARGET if options.recall is None else float(options.recall)
-        for number in chosen.tolist():
+        for number in rows:
             with self._lock:
-                self.counts.chosen += 1
                 fits = self._bytes + size <= self._limit and not self._stopped.is_set()
                 self._bytes += size * fits
                 self._waiting += fits
@@ -144,13 +172,6 @@ class Auditor:
                 found, query = result.distances[number].copy(), queries[number].copy()
                 where = options.where
                 self._queue.put(_Entry(weakref.ref(state), query, int(options.k), declared, where, found, size))
-        if self._failure and not self._warned:
-            self._warned = True
-            warnings.warn(
-                f"the audit of this index failed, and searches go on without that check: {self._failure}; "
-                f"stats()['audit'] counts further failures",
-                stacklevel=user_stacklevel(),
-            )
 
     def end(self) -> bool:
         """Stop, and wait for the step under way; return whether the thread is one of this process."""
@@ -269,7 +290,7 @@ def _is_audited(options: SearchOptions) -> bool:
     return options.recall != 1 and all(each is None for each in (*limits, options.allow, options.deny))
 
 
-def _drawn(seed: int, first: int, count: int) -> npt.NDArray[np.float64]:
+def _numbers(seed: int, first: int, count: int) -> npt.NDArray[np.float64]:
     """Return numbers in [0, 1) for queries by their own number: SplitMix64 (Steele et al., OOPSLA 2014)."""
     mixed = (np.arange(first, first + count, dtype=np.uint64) + np.uint64(1)) * _GOLDEN
     mixed ^= np.uint64(seed) * _MIX
