@@ -3,7 +3,7 @@
 import shutil
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import suppress
 from os import PathLike
 from pathlib import Path
 from threading import RLock
@@ -22,6 +22,8 @@ from memhier.ann.zoom.arguments import (
     check_query,
     check_vectors,
 )
+from memhier.ann.zoom.audit.audit import Auditor, audit_bytes
+from memhier.ann.zoom.audit.record import AuditRecord
 from memhier.ann.zoom.calibration.calibrate import TARGET
 from memhier.ann.zoom.construction.build import BuildOptions, write_index
 from memhier.ann.zoom.filters.attributes import COLUMN_BYTES
@@ -35,7 +37,7 @@ from memhier.ann.zoom.renewal.tune import tune_snapshot
 from memhier.ann.zoom.search.explanation import Explanation
 from memhier.ann.zoom.search.results import Chosen, RangeResult, SearchResult, iterate
 from memhier.ann.zoom.search.searcher import Searcher
-from memhier.ann.zoom.storage.catalog import KIND, Description
+from memhier.ann.zoom.storage.catalog import AUDIT_KEY, KIND, Description
 from memhier.ann.zoom.storage.ids import as_ids, locate, refuse_clashes, with_repeats
 from memhier.ann.zoom.storage.layout import attribute_bytes, codes_can_grow, read_depth
 from memhier.ann.zoom.storage.part import PartFiles
@@ -48,7 +50,7 @@ from memhier.closing import Closing
 from memhier.errors import ClosedError, FormatError
 from memhier.io.page_file import PAGE_BYTES
 from memhier.io.reader import Reader
-from memhier.shield import close_made, shielded, shielded_giving
+from memhier.shield import close_made, shielded, shielded_giving, when_gone
 from memhier.store.store import CACHE_BYTES, Store, Transfer, Verify
 
 __all__ = ["ZoomIndex"]
@@ -75,7 +77,7 @@ class ZoomIndex(Closing):
     np.int64(7)
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, audit: float = 0.0) -> None:
         if not isinstance(store, Store):
             raise TypeError(f"store={store!r}: expected a Store; ZoomIndex.open(path) opens an index, build makes one")
         self._store = store
@@ -93,6 +95,11 @@ class ZoomIndex(Closing):
         self._closed = False
         self._writer = IndexWriter(store, reader, files, about, self._footprint) if store.writable else None
         self._lock = RLock() if self._writer is None else self._writer.lock
+        try:
+            self._audit = self._start_audit(audit) if audit else None
+        except BaseException:
+            reader.close()
+            raise
 
     @classmethod
     def build(
@@ -220,6 +227,7 @@ class ZoomIndex(Closing):
         cache: str | PathLike[str] | None = None,
         cache_bytes: int | str = CACHE_BYTES,
         settle: Decision | None = None,
+        audit: float = 0.0,
     ) -> Self:
         """Open the index at `path`.
 
@@ -240,6 +248,12 @@ class ZoomIndex(Closing):
         settle
             With `writable`, where a commit was prepared (:meth:`prepare`) and neither published nor withdrawn: says for
             its mark whether the commit was made. Such an index is refused without it.
+        audit
+            The share of queries, from 0 to 1, that a thread of low priority searches again, exactly, to learn which
+            recall they found: ``stats()["audit"]``. Where that is less than declared, the thread calibrates for the
+            last 1,000 of these queries, as :meth:`tune` does but for the hot pages. Its DRAM is part of `dram`; that of
+            tuning comes on top. The result, and all counts, are durable if the index is `writable`; otherwise they last
+            until :meth:`close`. Searches at recall 1, with limits, a radius or lists of ids are not checked.
 
         Raises
         ------
@@ -247,16 +261,32 @@ class ZoomIndex(Closing):
             When there is no index at `path`, or it is damaged.
         LockedError
             When `writable` is true and another process has it open for writing, or `settle` is missing.
+        BudgetError, ValueError
+            When `audit` has no room in the index's DRAM, is no share, or the index has ``preview="pq"``.
         """
         check_decision(settle)
+        share = check_number("audit", audit, 0, 1)
         store = Store.open(path, kind=KIND, writable=writable, verify=verify, cache=cache, cache_bytes=cache_bytes)
         try:
             if writable:
                 settle_prepared(store, settle)
-            return cls(store)
+            return cls(store, share)
         except BaseException:
             store.close()
             raise
+
+    def _start_audit(self, share: float) -> Auditor:
+        if self._about.coding != "rabitq":
+            raise ValueError(f"audit={share}: an exact search needs bounds, which preview='pq' does not have")
+        state, about, writer = self._searcher.state, self._about, self._writer
+        room = audit_bytes(self.dimension, about.dram - self._planned() - _TUNING_BYTES)
+        counts = AuditRecord.load(self._store.get(AUDIT_KEY), state.calibration, self._store.path)
+        self._footprint.audit_bytes = room
+        if writer is not None:
+            writer.record = counts.encode
+        audit = Auditor(share, about.seed, self._searcher, self._reader, writer, self._lock, room=room, counts=counts)
+        when_gone(self, audit.stop)
+        return audit
 
     @shielded
     def refresh(self) -> bool:
@@ -313,6 +343,7 @@ class ZoomIndex(Closing):
         footprint, files = _files_of(following, self._reader, about)
         known = self._searcher.state.arrays_in(store, following)
         self._searcher.state = IndexSnapshot.load(following, about, files, self._reader, known)
+        footprint.audit_bytes = self._footprint.audit_bytes
         self._store, self._about, self._footprint = following, about, footprint
         store.leave()
 
@@ -878,7 +909,7 @@ class ZoomIndex(Closing):
                 f"queries has {counted(len(matrix), 'row')}: expected at least {_TUNE_LEAST} to learn from"
             )
         writer = self._writer
-        with nullcontext() if writer is None else writer.lock:
+        with self._lock:
             state = self._searcher.state
             state = tune_snapshot(state, self._reader, matrix, self._about.dram - self._planned() - _TUNING_BYTES)
             if writer is not None:
@@ -974,6 +1005,7 @@ class ZoomIndex(Closing):
             "calibrated_recall": min(state.calibration.reached.values()),
             "calibrated_vectors": state.calibration.vectors,
             "renewal": "none" if self._writer is None else self._writer.renewal(state),
+            "audit": {"share": 0.0} if self._audit is None else self._audit.stats(),
             **self._reader.stats(),
         }
 
@@ -991,10 +1023,14 @@ class ZoomIndex(Closing):
     @shielded
     def close(self) -> None:
         """Release files and memory; further calls raise :class:`ClosedError`. May be called twice."""
+        audited = self._audit is not None and self._audit.end()  # before the lock, which it may wait for
         with self._lock:
-            self._closed = True
             if self._writer is not None:
+                if audited and not self._closed:
+                    with suppress(Exception):  # files and memory are released all the same
+                        self._writer.keep_record()
                 self._writer.close()
+            self._closed = True
             self._reader.close()
             self._store.close()
 

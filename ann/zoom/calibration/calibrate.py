@@ -25,7 +25,7 @@ from memhier.ann.zoom.preview.code_scan import CodedPart
 from memhier.ann.zoom.preview.preview import Effort, Preview
 from memhier.rows.ranking import page_rows_of
 
-__all__ = ["RECALLS", "TARGET", "Calibration", "calibrate"]
+__all__ = ["NEIGHBOURS", "RECALLS", "TARGET", "Calibration", "calibrate"]
 
 TARGET = 0.99  # the default recall of a search
 RECALLS = (0.5, 0.7, 0.8, 0.85, 0.9, 0.92, 0.94, 0.95, 0.96, 0.97, 0.98, 0.985, 0.99, 0.995, 0.998)

@@ -9,7 +9,7 @@ index anew where it has changed too much; a later commit takes over the files.
 
 import json
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -45,7 +45,7 @@ from memhier.ann.zoom.renewal.renewal import Made, Renewed, Task, renew, write_r
 from memhier.ann.zoom.renewal.room import AddedBytes, check_range, check_room, check_values
 from memhier.ann.zoom.renewal.spill import write_coded
 from memhier.ann.zoom.source import VectorSource
-from memhier.ann.zoom.storage.catalog import Description, write_preview
+from memhier.ann.zoom.storage.catalog import AUDIT_KEY, Description, write_preview
 from memhier.ann.zoom.storage.fresh import Fresh, fresh_row_bytes, value_bytes
 from memhier.ann.zoom.storage.fullview import RowWriter
 from memhier.ann.zoom.storage.ids import Ids, Located, locate, locate_all, refuse_known
@@ -97,6 +97,11 @@ class IndexWriter:
         The catalog's description of the index.
     footprint
         Counts the DRAM of a snapshot.
+
+    Attributes
+    ----------
+    record
+        Gives the record of the audit, for each commit to keep; None without an audit.
     """
 
     def __init__(
@@ -111,6 +116,7 @@ class IndexWriter:
         self._lost = False
         self._prepared: _Prepared | None = None
         self._renewals = Renewals()
+        self.record: Callable[[], bytes] | None = None
         # Work of a change takes the place of waiting vectors: they are few then, or in their part already.
         self._work_bytes = fresh_bytes(about.dram)
         share = int(_BUFFER_SHARE * about.dram) // PAGE_BYTES * PAGE_BYTES
@@ -254,6 +260,19 @@ class IndexWriter:
     def beside_bytes(self) -> int:
         """DRAM of the join beside the commits, in bytes."""
         return self._renewals.planned_bytes
+
+    @property
+    def prepared(self) -> bool:
+        """Whether a commit is prepared."""
+        return self._prepared is not None
+
+    def keep_record(self) -> None:
+        """Make the record of the audit durable, unless a commit is under way."""
+        if self.record is None or self._lost or self.prepared or self._store.get(AUDIT_KEY) == (raw := self.record()):
+            return
+        with self._begin() as tx:
+            tx.put(AUDIT_KEY, raw)
+            tx.commit()
 
     def keep_tuning(self, state: IndexSnapshot) -> None:
         """Make calibration and hot pages of a snapshot durable."""
@@ -584,6 +603,8 @@ class IndexWriter:
             note_prepared(tx, prepared.mark, known)
             known = replace(last, next_part=about.next_part, pending=[])
         tx.put("index", json.dumps(known.to_json()).encode())
+        if self.record is not None:
+            tx.put(AUDIT_KEY, self.record())
         generation = self._store.generation
         try:
             tx.commit()

@@ -9,6 +9,7 @@ import numpy.typing as npt
 from memhier.ann.zoom.calibration.calibrate import TARGET, Calibration
 from memhier.ann.zoom.calibration.mixtures import calibrate_both, play_queries
 from memhier.ann.zoom.calibration.truth import QUERIES, NeighbourTruth
+from memhier.ann.zoom.pauses import pause
 from memhier.ann.zoom.preview.code_scan import positions_of
 from memhier.ann.zoom.renewal.merge import alive_blocks
 from memhier.ann.zoom.search.search import Search, Selection, candidate_limit
@@ -56,6 +57,7 @@ def measure(state: IndexSnapshot, reader: Reader, queries: Floats | None, seed: 
         lengths = state.space.lengths(queries) if state.preview.inner else None
         truth = NeighbourTruth(state.space.queries(queries), np.full(len(queries), -1), count, lengths)
     for positions, vectors in alive_blocks(state.parts, state.dtype, reader):
+        pause()
         truth.add(positions, state.space.vectors(vectors))
     truth.finish()
     return calibrate_both(state.preview, state.findable.coded, truth, state.row_bytes)

@@ -4,7 +4,7 @@ import itertools
 import os
 import warnings
 from _thread import LockType, allocate_lock
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeAlias
@@ -38,6 +38,7 @@ _NO_PAYLOAD = dict.fromkeys(("payload_reads", "payload_pages", "payload_bytes", 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int64]
 Columns: TypeAlias = dict[str, npt.NDArray[Any]]
+Watch: TypeAlias = Callable[[IndexSnapshot, Floats, SearchOptions, SearchResult], None]
 
 
 class Turns:
@@ -67,6 +68,11 @@ class Turns:
                 return lock
         return locks[next(self._asked) % len(locks)]
 
+    @property
+    def busy(self) -> bool:
+        """Whether all turns are taken."""
+        return self._pid == os.getpid() and all(lock.locked() for lock in self._locks)
+
 
 class Searcher:
     """Searches a snapshot, which its owner may replace at any moment. For many threads.
@@ -84,12 +90,15 @@ class Searcher:
     ----------
     state
         The snapshot that the next search takes.
+    watch
+        Hears of every search that has ended, after its turn; None where nothing listens.
     """
 
     def __init__(self, state: IndexSnapshot, reader: Reader, searches: int) -> None:
         self.state = state
         self._reader, self._turns = reader, Turns(searches)
         self._warned: set[str] = set()  # reasons why a recall was not kept
+        self.watch: Watch | None = None
 
     def search(self, queries: Floats, options: SearchOptions, chosen: Chosen | None = None) -> SearchResult:
         """Return the nearest vectors of queries ``[q, d]``; see :meth:`memhier.ann.ZoomIndex.search`.
@@ -97,7 +106,25 @@ class Searcher:
         The fields are those of the vectors `chosen`, and null for others; None chooses all.
         """
         with self._turns.next():  # a filter's bitmap is made, and held, by no more searches than these
-            return self._search(queries, options, chosen)[2]
+            search, _, result = self._search(queries, options, chosen)
+        if (watch := self.watch) is not None and chosen is None:
+            watch(search.snapshot, queries, options, result)
+        return result
+
+    @property
+    def busy(self) -> bool:
+        """Whether all turns are taken."""
+        return self._turns.busy
+
+    def nearest_exactly(self, state: IndexSnapshot, query: Floats, k: int, where: str | None) -> Floats:
+        """Return the distances of the `k` nearest of a query ``[d]`` in a snapshot, as a search of recall 1 does."""
+        with self._turns.next():
+            selection, k = Selection.of(state, where), min(k, max(1, state.count))
+            search = Search(state, self._reader, selection)
+            plan = plan_search(state, k, state.count, SearchOptions(k, 1.0, where), selection)
+            found = search.nearest(query[None], k, plan.effort)
+            distances: Floats = all_nearest(search, query[None], found).distances[0]
+            return distances
 
     def explain(self, query: Floats, options: SearchOptions) -> Explanation:
         """Return the account of the search of a query ``[d]``; see :meth:`memhier.ann.ZoomIndex.explain`."""

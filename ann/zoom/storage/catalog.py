@@ -36,9 +36,10 @@ from memhier.fields import (
 )
 from memhier.store.store import Staging, Store, Transaction
 
-__all__ = ["KIND", "VERSION", "Description", "load_preview", "write_preview"]
+__all__ = ["AUDIT_KEY", "KIND", "VERSION", "Description", "load_preview", "write_preview"]
 
 KIND = "zoom-index"
+AUDIT_KEY = "audit"  # of the record of the audit
 VERSION = 8
 _READ = (6, 7)  # versions read beside it: 7 has no lists as attributes, 6 no documents either
 

@@ -200,11 +200,17 @@ class Footprint:
         Of the index; `cache` holds the bitmaps of filters.
     about
         The catalog's description of the index.
+
+    Attributes
+    ----------
+    audit_bytes
+        DRAM of the audit.
     """
 
     def __init__(self, store: Store, reader: Reader, cache: BitmapCache, about: Description) -> None:
         self._store, self._reader, self._cache = store, reader, cache
         self._searches, self._changes = about.searches, about.coding == "rabitq"
+        self.audit_bytes: int = 0
         self.search_bytes: int = workspace_bytes(about.row_bytes) + scan_bytes(
             about.dram
         )  # of one search, filters apart
@@ -217,7 +223,7 @@ class Footprint:
             each += bitmap_bytes(*[len(part.arrays.codes) for part in state.parts])
         parts = state.preview.memory_bytes + held_bytes(state.parts) + state.fresh.memory_bytes
         outside = self._store.memory_bytes + self._reader.memory_bytes + self._cache.memory_bytes
-        return parts + state.hot.memory_bytes + outside + self._searches * each
+        return parts + state.hot.memory_bytes + outside + self._searches * each + self.audit_bytes
 
     def planned(self, state: IndexSnapshot) -> int:
         """Return the most DRAM: with all searches running, with filters, and rows removed from every part.
