@@ -135,15 +135,15 @@ class Calibration:
         """Return the effort for `recall` at `k` where a filter leaves a `share` of the vectors.
 
         The k nearest of those lie as far as some ``k / share`` of all, and farther where the filter correlates with the
-        vectors. So the search takes the lists that any number of neighbours needs, and half of the loss is allowed. As
-        the selected rows lie scattered, no row counts on being read for another's sake.
+        vectors. So the search takes the lists that any number of neighbours needs, and half of the loss is allowed
+        there. As the selected rows lie scattered, no row counts on being read for another's sake.
         """
         strict = 1 - (1 - recall) / 2
         found = self.effort(k, strict)[0]
-        every = [self._at(each, strict)[0] for each in self.efforts if each >= min(k, max(self.efforts))]
+        known = [each for each in self.efforts if each >= min(k, max(self.efforts))]
         found = replace(
-            found, eps=max(self._alone(strict), *(each.eps for each in every)),
-            gap=max(found.gap, *(each.gap for each in every)), most=None,
+            found, eps=max(self._alone(recall), *(self._at(each, recall)[0].eps for each in known)),
+            gap=max(found.gap, *(self._at(each, strict)[0].gap for each in known)), most=None,
         )  # fmt: skip
         return self._spread(found, k / max(share, 1e-9), strict)
 
@@ -194,7 +194,7 @@ class Calibration:
     def to_json(self) -> dict[str, Any]:
         """Return it as plain values."""
         efforts = {
-            k: [(recall, list(astuple(effort)), round(pages, 1)) for recall, effort, pages in of_k]
+            k: [(recall, list(astuple(effort)[:-1]), round(pages, 1)) for recall, effort, pages in of_k]
             for k, of_k in self.efforts.items()
         }
         about = {name: getattr(self, name) for name in ("queries", "alone", "vectors", "changes", "tuned")}

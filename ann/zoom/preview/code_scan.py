@@ -1,7 +1,7 @@
 """Scan of coded residuals in inverted lists, with bounds: the native core's, or the same in NumPy without it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -85,6 +85,10 @@ class Candidates:
     thresholds: Floats
     tally: Tallies
 
+    def take(self, chosen: npt.NDArray[np.bool_]) -> "Candidates":
+        """Return those of some of the queries, bool ``[q]``."""
+        return Candidates(*(getattr(self, each.name)[chosen] for each in fields(self)))
+
 
 @dataclass(frozen=True, slots=True)
 class ScanQueries:
@@ -144,6 +148,9 @@ class ScanLimits:
         distance exceeds that of the nearest by `gap` times the k-th estimate so far; of inner products, at the first
         whose best vector, `REACH` spreads beyond its centroid, lies `gap` spreads beyond the k-th, the spread being
         that of the widest list so far.
+    clear
+        It does not end before a list whose squared distance is at least so many times the k-th estimate so far; nothing
+        of inner products.
     """
 
     k: int
@@ -151,6 +158,7 @@ class ScanLimits:
     limit: int
     least: int = 0
     gap: float = np.inf
+    clear: float = 0.0
 
 
 def code_scan(queries: ScanQueries, lists: CodeLists, parts: Sequence[CodedPart], limits: ScanLimits) -> Candidates:
@@ -194,7 +202,9 @@ def _scan_compiled(
             core.CodedPart(starts=part.starts, codes=part.codes, numbers=part.numbers, allowed=part.allowed)
             for part in parts
         ],
-        limits=core.ScanLimits(k=limits.k, eps=limits.eps, least=limits.least, gap=limits.gap),
+        limits=core.ScanLimits(
+            k=limits.k, eps=limits.eps, least=limits.least, gap=limits.gap, clear=limits.clear
+        ),
         result=core.ScanResult(
             positions=found.positions, lower=found.lower, estimates=found.estimates, counts=found.counts,
             thresholds=found.thresholds, tally=found.tally,
@@ -234,7 +244,8 @@ def _scan_one(
             squares, roots, nearest = 0, 2, 0.0
             widest = max(widest, radius)
             away, unit = squared - REACH * 2 * along * radius - kth, 2 * along * widest
-        if probed >= limits.least and np.isfinite(kth) and away >= limits.gap * unit:
+        is_clear = np.isfinite(kth) and (inner is not None or squared >= limits.clear * kth)
+        if probed >= limits.least and is_clear and away >= limits.gap * unit:
             open_ = False
             break
         probed += 1

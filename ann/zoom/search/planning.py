@@ -16,7 +16,9 @@ __all__ = ["Escalation", "Plan", "plan_search"]
 
 _FEW = 2048  # rows left by a filter, up to which a search looks at all of them
 _FEW_OF_K = 32  # likewise, by k
-_FEW_EPS = 3.0  # standard errors of their bounds
+_FEW_EPS = 3.0  # standard errors of their bounds, where calibration does not tell
+_FEW_LISTS = 128  # that are scanned sooner than put in order
+_NEARLY = 4  # times the lists routed to at first, up to which a search is routed to all that hold rows left
 
 Escalation: TypeAlias = Literal["no", "wider", "exact"]
 
@@ -97,14 +99,22 @@ def _measured(calibration: Calibration, k: int) -> bool:
 
 
 def _filtered(state: IndexSnapshot, k: int, recall: float, selection: Selection) -> Effort:
-    """Return the effort for the rows that a filter leaves: all of them where they are few."""
-    effort = state.calibration.filtered(k, recall, selection.share)
+    """Return the effort for the rows that a filter leaves.
+
+    Where they are few, the search looks at all that may be as near as the k-th, wherever they lie: at all of them where
+    their lists are few, too, or where calibration does not tell how far it has to look.
+    """
+    calibration = state.calibration
+    effort = calibration.filtered(k, recall, selection.share)
     assert selection.left is not None
+    held = state.preview.lists if selection.rows.lists is None else len(selection.rows.lists)
     if selection.left > max(_FEW, _FEW_OF_K * k):
-        return effort
-    return replace(
-        effort, nprobe=state.preview.lists, gap=np.inf, eps=max(effort.eps, _eps_of_few(state.calibration, k, recall))
-    )
+        return effort if held > _NEARLY * effort.nprobe else replace(effort, nprobe=held)
+    known = calibration.effort(k, 1 - (1 - recall) / 2)[1]
+    if not calibration.bounds_hold or not known:
+        effort = replace(effort, eps=max(effort.eps, _eps_of_few(calibration, k, recall)))
+    effort = replace(state.preview.cautious(effort), nprobe=held)
+    return effort if known and held > _FEW_LISTS and effort.clear < np.inf else replace(effort, gap=np.inf)
 
 
 def _eps_of_few(calibration: Calibration, k: int, recall: float) -> float:

@@ -26,6 +26,7 @@ CANDIDATE_BYTES = 64  # position, bound, estimate, file, offset and id of one ca
 _AXIS_BYTES = 16  # of a query on its way into the preview's space
 _PROBE_BYTES = 8  # of a list that a query is routed to
 _LIMIT = 512  # candidates with bounds that are kept of a query, where there is no room for more
+_LIMIT_FEW = 128  # likewise at first, where the most is unknown
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -192,26 +193,38 @@ class Search:
             np.zeros(count, RANK_TALLY),
             np.zeros(count, np.bool_),
         )
-        limit = candidate_limit(k, effort, snapshot.scan_bytes)
-        each = limit * CANDIDATE_BYTES + snapshot.space.padded * _AXIS_BYTES + effort.nprobe * _PROBE_BYTES
-        step = max(1, snapshot.scan_bytes // each)
-        short = effort.candidates is None and (effort.most is None or limit < USUAL_MOST * effort.most)
-        for start in range(0, count, step):
-            if start:
-                check_interrupt()
-            part = slice(start, start + step)
-            if snapshot.parts:
-                candidates = self._candidates(queries[part], start, k, effort, limit)
-                ranking = self._rank(
-                    queries[part], candidates, k, effort, limits, None if radius is None else radius[part]
-                )
-                found.ids[part], found.distances[part] = ranking.ids, ranking.distances
-                found.scanned[part], found.admitted[part] = candidates.tally, candidates.counts
-                found.ranked[part] = ranking.tally
-                found.cut_short[part] = (candidates.tally["cut_short"] > 0) & short
-            if len(snapshot.fresh.ids):
-                near = snapshot.fresh.nearest(queries[part], snapshot.space.metric, k, self.selection.fresh)
-                _merge(found, part, near, k)
+        most = candidate_limit(k, effort, snapshot.scan_bytes)
+        few = most if effort.candidates or effort.most else min(most, max(4 * k, USUAL_MOST * effort.usual, _LIMIT_FEW))
+        rows = np.arange(count)
+        for limit in sorted({few, most}):  # only the queries with more candidates take the room for them
+            is_last = limit == most
+            short = is_last and effort.candidates is None and (effort.most is None or limit < USUAL_MOST * effort.most)
+            each = limit * CANDIDATE_BYTES + snapshot.space.padded * _AXIS_BYTES + effort.nprobe * _PROBE_BYTES
+            step = max(1, snapshot.scan_bytes // each)
+            left = []
+            for start in range(0, len(rows), step):
+                if start:
+                    check_interrupt()
+                part = rows[start : start + step]
+                if self.selection.rows.total:
+                    candidates = self._candidates(queries[part], int(part[0]), k, effort, limit)
+                    cut = candidates.tally["cut_short"] > 0
+                    candidates.tally["scanned"] += found.scanned["scanned"][part]
+                    found.scanned[part] = candidates.tally
+                    if not is_last and cut.any():
+                        left.append(part[cut])
+                        candidates, part, cut = candidates.take(~cut), part[~cut], cut[~cut]
+                    ranking = self._rank(
+                        queries[part], candidates, k, effort, limits, None if radius is None else radius[part]
+                    )
+                    found.ids[part], found.distances[part] = ranking.ids, ranking.distances
+                    found.admitted[part] = candidates.counts
+                    found.ranked[part] = ranking.tally
+                    found.cut_short[part] = cut & short
+                if len(snapshot.fresh.ids):
+                    near = snapshot.fresh.nearest(queries[part], snapshot.space.metric, k, self.selection.fresh)
+                    _merge(found, part, near, k)
+            rows = np.concatenate([np.empty(0, np.int64), *left])
         if radius is not None:
             far = found.distances > radius[:, None]
             found.ids[far], found.distances[far] = -1, np.inf
@@ -253,9 +266,10 @@ class Search:
 
         A query whose lists hold fewer than `k` rows, or that did not scan all near lists, scans more of them.
         """
-        snapshot, coded, lists = self.snapshot, self.selection.rows.coded, len(self.snapshot.preview.radii)
+        snapshot, (coded, _, _, among) = self.snapshot, self.selection.rows
+        lists = snapshot.preview.lists if among is None else len(among)
         turned = snapshot.preview.turn(snapshot.space.queries(queries, first))
-        candidates = snapshot.preview.search(turned, coded, k, effort, limit)
+        candidates = snapshot.preview.search(turned, coded, k, effort, limit, among)
         is_open = candidates.counts < k
         if effort.gap < np.inf:
             is_open |= candidates.tally["open"] > 0
@@ -266,7 +280,7 @@ class Search:
             left = []
             for start in range(0, len(short), step):
                 some = short[start : start + step]
-                more = snapshot.preview.search(turned[some], coded, k, wider, limit)
+                more = snapshot.preview.search(turned[some], coded, k, wider, limit, among)
                 more.tally["scanned"] += candidates.tally["scanned"][some]  # once more
                 for name in ("positions", "lower", "estimates", "counts", "thresholds", "tally"):
                     getattr(candidates, name)[some] = getattr(more, name)
@@ -305,7 +319,7 @@ class Search:
         return ranking
 
 
-def _merge(found: Found, part: slice, near: tuple[Ints, Floats], k: int) -> None:
+def _merge(found: Found, part: Ints, near: tuple[Ints, Floats], k: int) -> None:
     ids = np.hstack([found.ids[part], near[0]])
     distances = np.hstack([found.distances[part], near[1]])
     # Missing neighbours have an infinite distance and so go last.
