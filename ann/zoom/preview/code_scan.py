@@ -28,6 +28,7 @@ __all__ = [
 
 _ROUNDING = 4e-6  # the share of an estimate's terms that single precision loses
 _NEAREST = 0.125  # the least distance of a query from a centroid, as a share of a vector's radius; see the native scan
+_LOGISTIC = 1.702  # of a normal distribution, the scale of the logistic one like it
 _PART_SHIFT = 40  # a position is the number of its part, then 40 bits of row
 SCAN_TALLY = np.dtype([(name, np.int64) for name in ("probed", "scanned", "cut_short", "open")])
 """Of a query: lists scanned (of which any row may be found), codes scanned, 1 where candidates were left out for lack
@@ -88,6 +89,25 @@ class Candidates:
     def take(self, chosen: npt.NDArray[np.bool_]) -> "Candidates":
         """Return those of some of the queries, bool ``[q]``."""
         return Candidates(*(getattr(self, each.name)[chosen] for each in fields(self)))
+
+    def likely(self, k: int, eps: float, loss: float) -> Ints:
+        """Return how many of each query to read, int64 ``[q]``, to miss at most `loss` of its neighbours on average.
+
+        The errors of estimates are taken as normal, with `eps` of them between estimate and bound; the `k`-th distance
+        as the `k`-th estimate. The first `k` are always read.
+        """
+        limit = self.positions.shape[1]
+        if limit <= k:
+            return self.counts
+        away = np.where(np.arange(limit) < self.counts[:, None], self.estimates, np.float32(np.inf))
+        kth = np.partition(away, k - 1, axis=1)[:, k - 1 : k]
+        with np.errstate(all="ignore"):
+            errors = (kth - away) * np.float32(eps) / (self.estimates - self.lower)
+            odds = 1 / (1 + np.exp(np.float32(-_LOGISTIC) * errors))  # of a nearer one
+        np.nan_to_num(odds, copy=False, nan=1.0)
+        odds[away == np.inf] = 0
+        missed = np.cumsum(odds[:, ::-1], axis=1)[:, ::-1]
+        return np.minimum(self.counts, np.maximum(k, np.count_nonzero(missed > loss, axis=1)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,6 +77,9 @@ class Effort:
         apart, `most` grows in proportion.
     clear
         Under a filter: the least squared distance of a list that ends a scan, in times that of the k-th.
+    loss
+        Under a filter: neighbours of a query that may be missed, on average, as none of the last candidates is likely
+        one of them.
     """
 
     nprobe: int
@@ -87,6 +90,7 @@ class Effort:
     gap: float = np.inf
     usual: int = 1
     clear: float = 0.0
+    loss: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ __all__ = ["Escalation", "Plan", "plan_search"]
 
 _FEW = 2048  # rows left by a filter, up to which a search looks at all of them
 _FEW_OF_K = 32  # likewise, by k
-_FEW_EPS = 3.0  # standard errors of their bounds, where calibration does not tell
+_FEW_EPS = 3.0  # standard errors of their bounds, where all of them are looked at
 _FEW_LISTS = 128  # that are scanned sooner than put in order
 _NEARLY = 4  # times the lists routed to at first, up to which a search is routed to all that hold rows left
 
@@ -111,10 +111,10 @@ def _filtered(state: IndexSnapshot, k: int, recall: float, selection: Selection)
     if selection.left > max(_FEW, _FEW_OF_K * k):
         return effort if held > _NEARLY * effort.nprobe else replace(effort, nprobe=held)
     known = calibration.effort(k, 1 - (1 - recall) / 2)[1]
-    if not calibration.bounds_hold or not known:
-        effort = replace(effort, eps=max(effort.eps, _eps_of_few(calibration, k, recall)))
     effort = replace(state.preview.cautious(effort), nprobe=held)
-    return effort if known and held > _FEW_LISTS and effort.clear < np.inf else replace(effort, gap=np.inf)
+    if known and calibration.bounds_hold and held > _FEW_LISTS and effort.clear < np.inf:
+        return effort
+    return replace(effort, gap=np.inf, eps=max(effort.eps, _eps_of_few(calibration, k, recall)))
 
 
 def _eps_of_few(calibration: Calibration, k: int, recall: float) -> float:

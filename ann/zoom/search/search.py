@@ -293,6 +293,8 @@ class Search:
             times = np.where(candidates.tally["cut_short"] > 0, USUAL_MOST, candidates.counts / effort.usual)
             most = np.maximum(k, (effort.most * np.clip(times, 1, USUAL_MOST)).astype(np.int64))
             np.minimum(candidates.counts, most, out=candidates.counts)
+        if effort.loss > 0:
+            candidates = replace(candidates, counts=candidates.likely(k, effort.eps, effort.loss))
         return candidates
 
     def _rank(
