@@ -96,18 +96,18 @@ class Candidates:
         The errors of estimates are taken as normal, with `eps` of them between estimate and bound; the `k`-th distance
         as the `k`-th estimate. The first `k` are always read.
         """
-        limit = self.positions.shape[1]
-        if limit <= k:
+        widest = int(self.counts.max(initial=0))
+        if widest <= k:
             return self.counts
-        away = np.where(np.arange(limit) < self.counts[:, None], self.estimates, np.float32(np.inf))
-        kth = np.partition(away, k - 1, axis=1)[:, k - 1 : k]
+        present = np.arange(widest) < self.counts[:, None]
+        estimates, lower = self.estimates[:, :widest], self.lower[:, :widest]
+        kth = np.partition(np.where(present, estimates, np.float32(np.inf)), k - 1, axis=1)[:, k - 1 : k]
         with np.errstate(all="ignore"):
-            errors = (kth - away) * np.float32(eps) / (self.estimates - self.lower)
-            odds = 1 / (1 + np.exp(np.float32(-_LOGISTIC) * errors))  # of a nearer one
-        np.nan_to_num(odds, copy=False, nan=1.0)
-        odds[away == np.inf] = 0
-        missed = np.cumsum(odds[:, ::-1], axis=1)[:, ::-1]
-        return np.minimum(self.counts, np.maximum(k, np.count_nonzero(missed > loss, axis=1)))
+            errors = np.float32(_LOGISTIC * eps) * (estimates - kth) / (estimates - lower)
+            odds = np.where(present, 1 / (1 + np.exp(errors)), 0)  # of a nearer one
+        missed = odds[:, ::-1].cumsum(axis=1)
+        # Unknown odds count as likely.
+        return np.minimum(self.counts, np.maximum(k, widest - (missed <= loss).sum(axis=1)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -311,7 +311,7 @@ class Search:
         rounds = None if self.trace is None else np.zeros(len(positions), np.int32)
         ranking = self.rank(
             queries, positions, candidates.counts, lower=lower[inside], thresholds=thresholds, k=k, rounds=rounds,
-            first_round=effort.candidates or k, max_reads=limits.max_reads, deadline=limits.deadline,
+            first_round=effort.candidates or (k if not effort.loss else k + k // 2), max_reads=limits.max_reads, deadline=limits.deadline,
             page_rows=self.selection.rows.page_rows if self.snapshot.page_rows and bounded else None,
         )  # fmt: skip
         if self.trace is not None and rounds is not None:
