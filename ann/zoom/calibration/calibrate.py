@@ -50,7 +50,7 @@ _BLOCK = 64
 _HOPELESS = 2  # times the least cost found, beyond which no more lists are tried
 _ALONE_LOSS = 0.4  # of the loss allowed, where rows are read alone
 _STORED = 7  # fields of an effort, without those of filters
-_UNLIKELY = 0.4  # of the loss allowed under a filter, for candidates that are hardly neighbours
+_UNLIKELY = 0.5  # of the loss allowed under a filter, for candidates that are hardly neighbours
 _GROWTH = 0.5  # of the lists with the neighbours wanted, at least: a power
 
 Floats: TypeAlias = npt.NDArray[np.float32]

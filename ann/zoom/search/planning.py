@@ -110,8 +110,8 @@ def _filtered(state: IndexSnapshot, k: int, recall: float, selection: Selection)
     held = state.preview.lists if selection.rows.lists is None else len(selection.rows.lists)
     if selection.left > max(_FEW, _FEW_OF_K * k):
         return effort if held > _NEARLY * effort.nprobe else replace(effort, nprobe=held)
-    known = calibration.effort(k, 1 - (1 - recall) / 2)[1]
-    effort = replace(state.preview.cautious(effort), nprobe=held)
+    usual, known = calibration.effort(k, 1 - (1 - recall) / 2)
+    effort = replace(state.preview.cautious(effort), nprobe=held, least=usual.least)
     if known and calibration.bounds_hold and held > _FEW_LISTS and effort.clear < np.inf:
         return effort
     return replace(effort, gap=np.inf, eps=max(effort.eps, _eps_of_few(calibration, k, recall)))
