@@ -107,7 +107,8 @@ class Candidates:
             odds = np.where(present, 1 / (1 + np.exp(errors)), 0)  # of a nearer one
         missed = odds[:, ::-1].cumsum(axis=1)
         # Unknown odds count as likely.
-        return np.minimum(self.counts, np.maximum(k, widest - (missed <= loss).sum(axis=1)))
+        likely: Ints = np.minimum(self.counts, np.maximum(k, widest - (missed <= loss).sum(axis=1)))
+        return likely
 
 
 @dataclass(frozen=True, slots=True)

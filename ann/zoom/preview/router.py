@@ -160,9 +160,8 @@ class Router:
         if nprobe == lists and not in_order:
             every = np.arange(lists, dtype=np.int64) if among is None else among
             return np.broadcast_to(every, (len(queries), lists)).copy()
-        if among is not None:
-            if nprobe == lists or self._compares_all(nprobe) or routing_cost(0, nprobe) + lists < self.cost(nprobe):
-                return self._nearest_among(queries, nprobe, among)
+        if among is not None and (nprobe == lists or routing_cost(0, nprobe) + lists < self.cost(nprobe)):
+            return self._nearest_among(queries, nprobe, among)
         parameters = None if self._graph is None else faiss.SearchParametersHNSW(efSearch=self._sight(nprobe))
         if backend.core is not None and self._compares_all(nprobe):
             nearest = np.empty((len(queries), nprobe), np.int64)

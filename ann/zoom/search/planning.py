@@ -101,20 +101,22 @@ def _measured(calibration: Calibration, k: int) -> bool:
 def _filtered(state: IndexSnapshot, k: int, recall: float, selection: Selection) -> Effort:
     """Return the effort for the rows that a filter leaves.
 
-    Where they are few, the search looks at all that may be as near as the k-th, wherever they lie: at all of them where
-    their lists are few, too, or where calibration does not tell how far it has to look.
+    The search looks at all that may be as near as the k-th, wherever they lie. Where the rows are few, it looks at all
+    of them if their lists are few, too, or if calibration does not tell how far it has to look.
     """
-    calibration = state.calibration
-    effort = calibration.filtered(k, recall, selection.share)
     assert selection.left is not None
-    held = state.preview.lists if selection.rows.lists is None else len(selection.rows.lists)
+    calibration, lists = state.calibration, state.preview.lists
+    held = lists if selection.rows.lists is None else len(selection.rows.lists)
+    effort = calibration.filtered(k, recall, selection.share)
+    wary = state.preview.cautious(effort)
+    if held <= _NEARLY * effort.nprobe:
+        wary = replace(wary, nprobe=lists)
     if selection.left > max(_FEW, _FEW_OF_K * k):
-        return effort if held > _NEARLY * effort.nprobe else replace(effort, nprobe=held)
+        return wary if wary.clear < np.inf else replace(wary, clear=0.0)
     usual, known = calibration.effort(k, 1 - (1 - recall) / 2)
-    effort = replace(state.preview.cautious(effort), nprobe=held, least=usual.least)
-    if known and calibration.bounds_hold and held > _FEW_LISTS and effort.clear < np.inf:
-        return effort
-    return replace(effort, gap=np.inf, eps=max(effort.eps, _eps_of_few(calibration, k, recall)))
+    if known and calibration.bounds_hold and held > _FEW_LISTS and wary.clear < np.inf:
+        return replace(wary, least=usual.least)
+    return replace(wary, nprobe=lists, gap=np.inf, eps=max(effort.eps, _eps_of_few(calibration, k, recall)))
 
 
 def _eps_of_few(calibration: Calibration, k: int, recall: float) -> float:

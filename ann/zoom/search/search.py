@@ -26,7 +26,7 @@ CANDIDATE_BYTES = 64  # position, bound, estimate, file, offset and id of one ca
 _AXIS_BYTES = 16  # of a query on its way into the preview's space
 _PROBE_BYTES = 8  # of a list that a query is routed to
 _LIMIT = 512  # candidates with bounds that are kept of a query, where there is no room for more
-_LIMIT_FEW = 64  # likewise at first, where the most is unknown
+_LIMIT_FEW = 96  # likewise at first, where the most is unknown
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -195,11 +195,13 @@ class Search:
         )
         most = candidate_limit(k, effort, snapshot.scan_bytes)
         few = most if effort.candidates or effort.most else min(most, max(4 * k, 2 * effort.usual, _LIMIT_FEW))
+        held = snapshot.preview.lists if self.selection.rows.lists is None else len(self.selection.rows.lists)
         rows = np.arange(count)
         for limit in sorted({few, most}):  # only the queries with more candidates take the room for them
             is_last = limit == most
             short = is_last and effort.candidates is None and (effort.most is None or limit < USUAL_MOST * effort.most)
-            each = limit * CANDIDATE_BYTES + snapshot.space.padded * _AXIS_BYTES + effort.nprobe * _PROBE_BYTES
+            each = limit * CANDIDATE_BYTES + snapshot.space.padded * _AXIS_BYTES
+            each += min(effort.nprobe, held) * _PROBE_BYTES
             step = max(1, snapshot.scan_bytes // each)
             left = []
             for start in range(0, len(rows), step):
@@ -214,6 +216,8 @@ class Search:
                     if not is_last and cut.any():
                         left.append(part[cut])
                         candidates, part, cut = candidates.take(~cut), part[~cut], cut[~cut]
+                        if not len(part):
+                            continue
                     ranking = self._rank(
                         queries[part], candidates, k, effort, limits, None if radius is None else radius[part]
                     )
@@ -311,7 +315,8 @@ class Search:
         rounds = None if self.trace is None else np.zeros(len(positions), np.int32)
         ranking = self.rank(
             queries, positions, candidates.counts, lower=lower[inside], thresholds=thresholds, k=k, rounds=rounds,
-            first_round=effort.candidates or (k if not effort.loss else k + k // 2), max_reads=limits.max_reads, deadline=limits.deadline,
+            first_round=effort.candidates or (k + k // 2 if effort.loss else k),
+            max_reads=limits.max_reads, deadline=limits.deadline,
             page_rows=self.selection.rows.page_rows if self.snapshot.page_rows and bounded else None,
         )  # fmt: skip
         if self.trace is not None and rounds is not None:
