@@ -16,7 +16,8 @@ __all__ = ["Escalation", "Plan", "plan_search"]
 
 _FEW = 2048  # rows left by a filter, up to which a search looks at all of them
 _FEW_OF_K = 32  # likewise, by k
-_FEW_EPS = 3.0  # standard errors of their bounds, where all of them are looked at
+_FEW_EPS = 3.0  # standard errors of their bounds, where they are fewer yet
+_FEWEST = 256
 _FEW_LISTS = 128  # that are scanned sooner than put in order
 _NEARLY = 4  # times the lists routed to at first, up to which a search is routed to all that hold rows left
 
@@ -114,9 +115,12 @@ def _filtered(state: IndexSnapshot, k: int, recall: float, selection: Selection)
     if selection.left > max(_FEW, _FEW_OF_K * k):
         return wary if wary.clear < np.inf else replace(wary, clear=0.0)
     usual, known = calibration.effort(k, 1 - (1 - recall) / 2)
-    if known and calibration.bounds_hold and held > _FEW_LISTS and wary.clear < np.inf:
+    known = known and calibration.bounds_hold
+    if not known or selection.left <= _FEWEST:
+        wary = replace(wary, eps=max(effort.eps, _eps_of_few(calibration, k, recall)))
+    if known and held > _FEW_LISTS and wary.clear < np.inf:
         return replace(wary, least=usual.least)
-    return replace(wary, nprobe=lists, gap=np.inf, eps=max(effort.eps, _eps_of_few(calibration, k, recall)))
+    return replace(wary, nprobe=lists, gap=np.inf)
 
 
 def _eps_of_few(calibration: Calibration, k: int, recall: float) -> float:
