@@ -165,8 +165,8 @@ class Preview:
     def route(self, turned: Floats, nprobe: int, *, in_order: bool = False, among: Ints | None = None) -> Ints:
         """Return the `nprobe` lists that turned queries scan first, int64 ``[q, p]``; -1 where there are fewer.
 
-        They are in that order; a request for all lists is ordered only with `in_order`. All of them are in `among`,
-        ascending list numbers, where it is given and `nprobe` takes them all, or is worth it.
+        They are in that order; a request for all lists is ordered only with `in_order`. Only those `among` count, as in
+        :meth:`memhier.ann.zoom.preview.router.Router.route`.
         """
         return self.router.route(self.aims(turned), nprobe, in_order=in_order, among=among)
 

@@ -152,8 +152,8 @@ class Router:
         Parameters
         ----------
         among
-            int64 ``[m]``: list numbers, ascending, beside which others need not be found. None for all. Others are
-            found where a walk of the graph is faster, and `nprobe` is less than ``m``.
+            int64 ``[m]``: the lists that count, ascending; None for all. Others are found as well where a walk of the
+            graph is faster, unless `nprobe` takes all that count.
         """
         lists = len(self.centroids) if among is None else len(among)
         nprobe = min(nprobe, lists)

@@ -14,10 +14,10 @@ from memhier.arguments import check_int
 
 __all__ = ["Escalation", "Plan", "plan_search"]
 
-_FEW = 2048  # rows left by a filter, up to which a search looks at all of them
+_FEW = 2048  # rows left by a filter, up to which a search may look at all of them
 _FEW_OF_K = 32  # likewise, by k
-_FEW_EPS = 3.0  # standard errors of their bounds, where they are fewer yet
-_FEWEST = 256
+_FEWEST = 256  # likewise, up to which their bounds are wide
+_FEW_EPS = 3.0  # standard errors of these
 _FEW_LISTS = 128  # that are scanned sooner than put in order
 _NEARLY = 4  # times the lists routed to at first, up to which a search is routed to all that hold rows left
 

@@ -26,7 +26,7 @@ CANDIDATE_BYTES = 64  # position, bound, estimate, file, offset and id of one ca
 _AXIS_BYTES = 16  # of a query on its way into the preview's space
 _PROBE_BYTES = 8  # of a list that a query is routed to
 _LIMIT = 512  # candidates with bounds that are kept of a query, where there is no room for more
-_LIMIT_FEW = 96  # likewise at first, where the most is unknown
+_LIMIT_FEW = 96  # likewise at first under a filter
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -194,7 +194,7 @@ class Search:
             np.zeros(count, np.bool_),
         )
         most = candidate_limit(k, effort, snapshot.scan_bytes)
-        few = most if effort.candidates or effort.most else min(most, max(4 * k, 2 * effort.usual, _LIMIT_FEW))
+        few = min(most, max(4 * k, 2 * effort.usual, _LIMIT_FEW)) if effort.loss else most
         held = snapshot.preview.lists if self.selection.rows.lists is None else len(self.selection.rows.lists)
         rows = np.arange(count)
         for limit in sorted({few, most}):  # only the queries with more candidates take the room for them

@@ -385,7 +385,7 @@ def compact_ids(ids: Ints) -> npt.NDArray[Any]:
 class Findable(NamedTuple):
     """The rows of parts that a search may find, as the scan and the ranking take them, and their number.
 
-    `lists` are the inverted lists, ascending, beside which none holds such rows; None where nothing is known.
+    `lists` are the inverted lists that may hold such rows, int64 ``[m]``, ascending; None for all.
     """
 
     coded: list[CodedPart]
