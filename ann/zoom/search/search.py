@@ -207,15 +207,15 @@ class Search:
             for start in range(0, len(rows), step):
                 if start:
                     check_interrupt()
-                part = rows[start : start + step]
+                part: Any = slice(start, start + step) if limit == few else rows[start : start + step]
                 if self.selection.rows.total:
-                    candidates = self._candidates(queries[part], int(part[0]), k, effort, limit)
+                    candidates = self._candidates(queries[part], int(rows[start]), k, effort, limit)
                     cut = candidates.tally["cut_short"] > 0
                     candidates.tally["scanned"] += found.scanned["scanned"][part]
                     found.scanned[part] = candidates.tally
                     if not is_last and cut.any():
-                        left.append(part[cut])
-                        candidates, part, cut = candidates.take(~cut), part[~cut], cut[~cut]
+                        left.append(rows[part][cut])
+                        candidates, part, cut = candidates.take(~cut), rows[part][~cut], cut[~cut]
                         if not len(part):
                             continue
                     ranking = self._rank(
@@ -228,7 +228,7 @@ class Search:
                 if len(snapshot.fresh.ids):
                     near = snapshot.fresh.nearest(queries[part], snapshot.space.metric, k, self.selection.fresh)
                     _merge(found, part, near, k)
-            rows = np.concatenate([np.empty(0, np.int64), *left])
+            rows = np.concatenate(left) if left else rows[:0]
         if radius is not None:
             far = found.distances > radius[:, None]
             found.ids[far], found.distances[far] = -1, np.inf
@@ -326,7 +326,7 @@ class Search:
         return ranking
 
 
-def _merge(found: Found, part: Ints, near: tuple[Ints, Floats], k: int) -> None:
+def _merge(found: Found, part: slice | Ints, near: tuple[Ints, Floats], k: int) -> None:
     ids = np.hstack([found.ids[part], near[0]])
     distances = np.hstack([found.distances[part], near[1]])
     # Missing neighbours have an infinite distance and so go last.
