@@ -86,7 +86,9 @@ SHAPES = [(1, 1), (3, 2), (8, 1), (97, 30), (128, 16), (128, 64), (128, 128), (6
 
 @needs_core
 @pytest.mark.parametrize(("dimension", "code_bytes"), SHAPES)
-@pytest.mark.parametrize("reach", [{}, {"least": 2, "gap": 0.05}, {"least": 0, "gap": 0.3}])
+@pytest.mark.parametrize(
+    "reach", [{}, {"least": 2, "gap": 0.05}, {"least": 0, "gap": 0.3}, {"least": 1, "gap": 0.0, "clear": 1.2}]
+)
 @pytest.mark.parametrize("instructions", [0, 1, 2])
 @pytest.mark.parametrize("products", [False, True])
 def test_the_native_scan_is_the_plain_one(

@@ -49,6 +49,8 @@ _DIFFERENCES = 1 << 22  # of coordinates, held at a time
 _BLOCK = 64
 _HOPELESS = 2  # times the least cost found, beyond which no more lists are tried
 _ALONE_LOSS = 0.4  # of the loss allowed, where rows are read alone
+_STORED = 7  # fields of an effort, without those of filters
+_UNLIKELY = 0.5  # of the loss allowed under a filter, for candidates that are hardly neighbours
 _GROWTH = 0.5  # of the lists with the neighbours wanted, at least: a power
 
 Floats: TypeAlias = npt.NDArray[np.float32]
@@ -144,6 +146,7 @@ class Calibration:
         found = replace(
             found, eps=max(self._alone(strict), *(each.eps for each in every)),
             gap=max(found.gap, *(each.gap for each in every)), most=None,
+            loss=_UNLIKELY * (1 - recall) * k if self.bounds_hold and not self.changed_much else 0.0,
         )  # fmt: skip
         return self._spread(found, k / max(share, 1e-9), strict)
 
@@ -155,7 +158,7 @@ class Calibration:
         """
         strict = 1 - (1 - recall) / 2
         every = [self._at(each, strict)[0].eps for each in self.efforts]
-        return replace(found, eps=max(found.eps, self._alone(strict), *every), most=None)
+        return replace(found, eps=max(found.eps, self._alone(strict), *every), most=None, loss=0.0)
 
     def _alone(self, recall: float) -> float:
         return next((eps for reached, eps in self.alone if reached >= recall - 1e-9), float(EPS[-1]))
@@ -194,7 +197,7 @@ class Calibration:
     def to_json(self) -> dict[str, Any]:
         """Return it as plain values."""
         efforts = {
-            k: [(recall, list(astuple(effort)), round(pages, 1)) for recall, effort, pages in of_k]
+            k: [(recall, list(astuple(effort)[:_STORED]), round(pages, 1)) for recall, effort, pages in of_k]
             for k, of_k in self.efforts.items()
         }
         about = {name: getattr(self, name) for name in ("queries", "alone", "vectors", "changes", "tuned")}

@@ -13,10 +13,11 @@ import numpy.typing as npt
 from memhier.budget import parse_bytes
 from memhier.shield import shielded
 
-__all__ = ["BitmapCache", "Words", "bitmap_bytes", "pack", "popcount", "unpack", "word_count"]
+__all__ = ["BitmapCache", "Words", "bitmap_bytes", "pack", "popcount", "runs_with", "unpack", "word_count"]
 
 Words: TypeAlias = npt.NDArray[np.uint64]
 
+_RUNS = 1024  # looked at together
 _ENTRY_BYTES = 256  # the key, the array's head and the place in the order, beside the words
 
 
@@ -57,6 +58,33 @@ def unpack(words: Words, count: int) -> npt.NDArray[np.bool_]:
 def popcount(words: Words) -> int:
     """Return how many rows are in."""
     return int(np.bitwise_count(words).sum())
+
+
+def runs_with(words: Words, starts: npt.NDArray[np.int64]) -> Words:
+    """Return which runs of rows hold a row of a bitmap, a bit for each run.
+
+    Run ``i`` has the rows ``starts[i]`` to ``starts[i + 1]``. Work is linear in words and runs.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from memhier.ann.zoom.filters.bitmaps import pack, runs_with, unpack
+    >>> rows = pack(np.array([False, False, True, False]))
+    >>> unpack(runs_with(rows, np.array([0, 2, 2, 3, 4])), 4).tolist()
+    [False, False, True, False]
+    """
+    runs = len(starts) - 1
+    found = np.zeros(word_count(runs), np.uint64)
+    for first in range(0, runs, _RUNS):
+        bounds = starts[first : first + _RUNS + 1]
+        base = int(bounds[0]) // 64
+        some = np.append(words[base : int(bounds[-1]) // 64 + 1], np.uint64(0))  # for a bound after the last word
+        before = np.concatenate([[0], np.cumsum(np.bitwise_count(some), dtype=np.int64)])
+        place, below = bounds // 64 - base, (np.uint64(1) << (bounds % 64).astype(np.uint64)) - np.uint64(1)
+        ranks = before[place] + np.bitwise_count(some[place] & below)
+        held = pack(ranks[1:] > ranks[:-1])
+        found[first // 64 : first // 64 + len(held)] = held
+    return found
 
 
 class BitmapCache:

@@ -26,6 +26,7 @@ import math
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -67,6 +68,7 @@ LENGTH_MAX = 256 * 1024
 DEPTH_MAX = 64
 _DIGITS_MAX = 1000
 _WORK_BYTES = 1 << 20
+_SHORT = 256  # characters of a filter that is kept
 _SHOWN = 60  # characters of the text to either side of a mistake
 _TOKEN = re.compile(
     r"""(?P<number>(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)
@@ -129,11 +131,15 @@ def parse(text: str) -> Expression:
 
 def parse_for(text: str, types: Mapping[str, AttributeType]) -> Expression:
     """Parse a filter of an index with attributes of these types; see :func:`parse` and `check_types` for its errors."""
-    expression = parse(text)
+    is_short = isinstance(text, str) and len(text) <= _SHORT
+    expression = _parse_again(text) if is_short else parse(text)
     if not types:
         raise ValueError(f"where={text!r}: this index has no attributes; give them to build() or add()")
     check_types(expression, types)
     return expression
+
+
+_parse_again = lru_cache(maxsize=8)(parse)  # filters are often repeated
 
 
 def evaluate(expression: Expression, columns: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.bool_]:

@@ -1,7 +1,7 @@
 """Scan of coded residuals in inverted lists, with bounds: the native core's, or the same in NumPy without it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -28,6 +28,7 @@ __all__ = [
 
 _ROUNDING = 4e-6  # the share of an estimate's terms that single precision loses
 _NEAREST = 0.125  # the least distance of a query from a centroid, as a share of a vector's radius; see the native scan
+_LOGISTIC = 1.702  # of a normal distribution, the scale of the logistic one like it
 _PART_SHIFT = 40  # a position is the number of its part, then 40 bits of row
 SCAN_TALLY = np.dtype([(name, np.int64) for name in ("probed", "scanned", "cut_short", "open")])
 """Of a query: lists scanned (of which any row may be found), codes scanned, 1 where candidates were left out for lack
@@ -84,6 +85,30 @@ class Candidates:
     counts: Ints
     thresholds: Floats
     tally: Tallies
+
+    def take(self, chosen: npt.NDArray[np.bool_]) -> "Candidates":
+        """Return those of some of the queries, bool ``[q]``."""
+        return Candidates(*(getattr(self, each.name)[chosen] for each in fields(self)))
+
+    def likely(self, k: int, eps: float, loss: float) -> Ints:
+        """Return how many of each query to read, int64 ``[q]``, to miss at most `loss` of its neighbours on average.
+
+        The errors of estimates are taken as normal, with `eps` of them between estimate and bound; the `k`-th distance
+        as the `k`-th estimate. The first `k` are always read.
+        """
+        widest = int(self.counts.max(initial=0))
+        if widest <= k:
+            return self.counts
+        present = np.arange(widest) < self.counts[:, None]
+        estimates, lower = self.estimates[:, :widest], self.lower[:, :widest]
+        kth = np.partition(np.where(present, estimates, np.float32(np.inf)), k - 1, axis=1)[:, k - 1 : k]
+        with np.errstate(all="ignore"):
+            errors = np.float32(_LOGISTIC * eps) * (estimates - kth) / (estimates - lower)
+            odds = np.where(present, 1 / (1 + np.exp(errors)), 0)  # of a nearer one
+        missed = odds[:, ::-1].cumsum(axis=1)
+        # Unknown odds count as likely.
+        likely: Ints = np.minimum(self.counts, np.maximum(k, widest - (missed <= loss).sum(axis=1)))
+        return likely
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +169,9 @@ class ScanLimits:
         distance exceeds that of the nearest by `gap` times the k-th estimate so far; of inner products, at the first
         whose best vector, `REACH` spreads beyond its centroid, lies `gap` spreads beyond the k-th, the spread being
         that of the widest list so far.
+    clear
+        It does not end before a list whose squared distance is at least so many times the k-th estimate so far; nothing
+        of inner products.
     """
 
     k: int
@@ -151,6 +179,7 @@ class ScanLimits:
     limit: int
     least: int = 0
     gap: float = np.inf
+    clear: float = 0.0
 
 
 def code_scan(queries: ScanQueries, lists: CodeLists, parts: Sequence[CodedPart], limits: ScanLimits) -> Candidates:
@@ -194,7 +223,9 @@ def _scan_compiled(
             core.CodedPart(starts=part.starts, codes=part.codes, numbers=part.numbers, allowed=part.allowed)
             for part in parts
         ],
-        limits=core.ScanLimits(k=limits.k, eps=limits.eps, least=limits.least, gap=limits.gap),
+        limits=core.ScanLimits(
+            k=limits.k, eps=limits.eps, least=limits.least, gap=limits.gap, clear=limits.clear
+        ),
         result=core.ScanResult(
             positions=found.positions, lower=found.lower, estimates=found.estimates, counts=found.counts,
             thresholds=found.thresholds, tally=found.tally,
@@ -234,7 +265,8 @@ def _scan_one(
             squares, roots, nearest = 0, 2, 0.0
             widest = max(widest, radius)
             away, unit = squared - REACH * 2 * along * radius - kth, 2 * along * widest
-        if probed >= limits.least and np.isfinite(kth) and away >= limits.gap * unit:
+        is_clear = np.isfinite(kth) and (inner is not None or squared >= limits.clear * kth)
+        if probed >= limits.least and is_clear and away >= limits.gap * unit:
             open_ = False
             break
         probed += 1

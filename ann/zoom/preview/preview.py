@@ -41,6 +41,7 @@ BOOK_ROWS_MOST = 16384  # of the sample, that a code book is learned from, at mo
 _HALF_LOSS = 2**-12  # of a number in half precision
 _LIFTED = 2  # coordinates of the router of inner products beside those of the vectors
 _BEFORE = -1e6  # a gap less than any
+_SURE = 3.0  # standard deviations of a residual along a line, that hardly a vector exceeds
 _FAR = 64.0  # norm of a query relative to that of centroids: half precision then costs inner products least
 
 CODINGS: tuple[Coding, ...] = ("rabitq", "pq")
@@ -74,6 +75,11 @@ class Effort:
     usual
         The usual number of candidates that the bounds leave. Where they leave more, as neighbours are harder to tell
         apart, `most` grows in proportion.
+    clear
+        Under a filter: the least squared distance of a list that ends a scan, in times that of the k-th.
+    loss
+        Under a filter: neighbours of a query that may be missed, on average, as none of the last candidates is likely
+        one of them.
     """
 
     nprobe: int
@@ -83,6 +89,8 @@ class Effort:
     least: int = 0
     gap: float = np.inf
     usual: int = 1
+    clear: float = 0.0
+    loss: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,12 +162,25 @@ class Preview:
         aims *= _FAR
         return aims
 
-    def route(self, turned: Floats, nprobe: int, *, in_order: bool = False) -> Ints:
+    def route(self, turned: Floats, nprobe: int, *, in_order: bool = False, among: Ints | None = None) -> Ints:
         """Return the `nprobe` lists that turned queries scan first, int64 ``[q, p]``; -1 where there are fewer.
 
-        They are in that order; a request for all lists is ordered only with `in_order`.
+        They are in that order; a request for all lists is ordered only with `in_order`. Only those `among` count, as in
+        :meth:`memhier.ann.zoom.preview.router.Router.route`.
         """
-        return self.router.route(self.aims(turned), nprobe, in_order=in_order)
+        return self.router.route(self.aims(turned), nprobe, in_order=in_order, among=among)
+
+    def cautious(self, effort: Effort) -> Effort:
+        """Return an effort whose scan ends at no list that may hold one of the `k` nearest, wherever they lie.
+
+        The `k` nearest that a filter leaves may lie far beyond all near lists. Seen from the centroid of its list, the
+        direction of such a vector is any that residuals have; only of near vectors is it that of the query.
+        """
+        if self.inner:
+            return replace(effort, gap=max(effort.gap, _SURE - REACH))
+        assert isinstance(self.book, CodeBook)
+        along = _SURE**2 * float(self.book.share @ self.book.share)  # squared, of the greatest cosine
+        return replace(effort, clear=1 / (1 - along) if along < 1 else np.inf)
 
     def remoteness(self, turned: Floats, probes: Ints) -> Floats:
         """Return that of the centroids of lists ``[q, p]`` from turned queries: squared distance, or ``-2 <q, c>``."""
@@ -213,17 +234,25 @@ class Preview:
         radii = np.sqrt(squared / np.maximum(counts, 1)).astype(np.float32)
         return replace(self, radii=radii)
 
-    def search(self, turned: Floats, parts: Sequence[CodedPart], k: int, effort: Effort, limit: int) -> Candidates:
-        """Return the candidates among the codes of `parts` for turned queries ``[q, d]``."""
+    def search(
+        self,
+        turned: Floats,
+        parts: Sequence[CodedPart],
+        k: int,
+        effort: Effort,
+        limit: int,
+        among: Ints | None = None,
+    ) -> Candidates:
+        """Return the candidates among the codes of `parts` for turned queries ``[q, d]``; `among` as :meth:`route`."""
         # Only a scan that may end before the last list needs their order.
         in_order = effort.gap < np.inf
-        probes = self.route(turned, effort.nprobe, in_order=in_order)
+        probes = self.route(turned, effort.nprobe, in_order=in_order, among=among)
         if isinstance(self.book, ProductBook):
             return self._search_product(turned, probes, parts, effort.candidates or k)
         wanted, eps = (k, effort.eps) if effort.candidates is None else (effort.candidates, 0.0)
         return self.scan(
             turned, probes, parts, wanted,
-            eps=eps, least=effort.least, gap=effort.gap, limit=max(limit, wanted),
+            eps=eps, least=effort.least, gap=effort.gap, clear=effort.clear, limit=max(limit, wanted),
         )  # fmt: skip
 
     def scan(
@@ -237,6 +266,7 @@ class Preview:
         limit: int,
         least: int = 0,
         gap: float = np.inf,
+        clear: float = 0.0,
         most: Floats | None = None,
     ) -> Candidates:
         """Return the candidates in some lists; see `memhier.ann.zoom.preview.code_scan.code_scan`."""
@@ -249,7 +279,7 @@ class Preview:
             ScanQueries(turned, probes, most, inner),
             CodeLists(self.router.centroids, self.radii, self.book),
             parts,
-            ScanLimits(k, eps, limit, least, gap),
+            ScanLimits(k, eps, limit, least, gap, clear),
         )
 
     def _search_product(self, turned: Floats, probes: Ints, parts: Sequence[CodedPart], candidates: int) -> Candidates:

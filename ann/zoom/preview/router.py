@@ -144,15 +144,24 @@ class Router:
         # A walk takes longer with more nodes in sight: at some number a comparison with all is faster.
         return self._graph is None or self._sight(nprobe) ** 2 > _WALKED * len(self.centroids)
 
-    def route(self, queries: Floats, nprobe: int, *, in_order: bool = False) -> Ints:
+    def route(self, queries: Floats, nprobe: int, *, in_order: bool = False, among: Ints | None = None) -> Ints:
         """Return the `nprobe` lists nearest to each query, int64 ``[q, p]``; -1 stands where the graph found fewer.
 
         They are ordered by distance; a request for all lists is ordered only with `in_order`.
+
+        Parameters
+        ----------
+        among
+            int64 ``[m]``: the lists that count, ascending; None for all. Others are found as well where a walk of the
+            graph is faster, unless `nprobe` takes all that count.
         """
-        lists = len(self.centroids)
+        lists = len(self.centroids) if among is None else len(among)
         nprobe = min(nprobe, lists)
         if nprobe == lists and not in_order:
-            return np.broadcast_to(np.arange(lists, dtype=np.int64), (len(queries), lists)).copy()
+            every = np.arange(lists, dtype=np.int64) if among is None else among
+            return np.broadcast_to(every, (len(queries), lists)).copy()
+        if among is not None and (nprobe == lists or routing_cost(0, nprobe) + lists < self.cost(nprobe)):
+            return self._nearest_among(queries, nprobe, among)
         parameters = None if self._graph is None else faiss.SearchParametersHNSW(efSearch=self._sight(nprobe))
         if backend.core is not None and self._compares_all(nprobe):
             nearest = np.empty((len(queries), nprobe), np.int64)
@@ -163,6 +172,19 @@ class Router:
         if len(self._strays):
             self._put_strays(queries, near, probes)
         return np.asarray(probes)
+
+    def _nearest_among(self, queries: Floats, nprobe: int, among: Ints) -> Ints:
+        """Return the `nprobe` lists of `among` nearest to each query, compared with all of these."""
+        nearest = np.empty((len(queries), nprobe), np.int64)
+        if backend.core is not None:
+            backend.core.nearest_rows(
+                queries=queries, rows=self.centroids.view(np.uint16), nearest=nearest, among=among
+            )
+            return nearest
+        for query, row in zip(queries, nearest, strict=True):
+            away = np.square(self.centroids[among].astype(np.float32) - query).sum(axis=1)
+            row[:] = among[np.argsort(away, kind="stable")[:nprobe]]
+        return nearest
 
     def _put_strays(self, queries: Floats, near: Floats, probes: Ints) -> None:
         """Put in the lists that the graph does not reach, where they are nearer than those found."""

@@ -14,9 +14,12 @@ from memhier.arguments import check_int
 
 __all__ = ["Escalation", "Plan", "plan_search"]
 
-_FEW = 2048  # rows left by a filter, up to which a search looks at all of them
+_FEW = 2048  # rows left by a filter, up to which a search may look at all of them
 _FEW_OF_K = 32  # likewise, by k
-_FEW_EPS = 3.0  # standard errors of their bounds
+_FEWEST = 256  # likewise, up to which their bounds are wide
+_FEW_EPS = 3.0  # standard errors of these
+_FEW_LISTS = 128  # that are scanned sooner than put in order
+_NEARLY = 4  # times the lists routed to at first, up to which a search is routed to all that hold rows left
 
 Escalation: TypeAlias = Literal["no", "wider", "exact"]
 
@@ -97,14 +100,27 @@ def _measured(calibration: Calibration, k: int) -> bool:
 
 
 def _filtered(state: IndexSnapshot, k: int, recall: float, selection: Selection) -> Effort:
-    """Return the effort for the rows that a filter leaves: all of them where they are few."""
-    effort = state.calibration.filtered(k, recall, selection.share)
+    """Return the effort for the rows that a filter leaves.
+
+    The search looks at all that may be as near as the k-th, wherever they lie. Where the rows are few, it looks at all
+    of them if their lists are few, too, or if calibration does not tell how far it has to look.
+    """
     assert selection.left is not None
+    calibration, lists = state.calibration, state.preview.lists
+    held = lists if selection.rows.lists is None else len(selection.rows.lists)
+    effort = calibration.filtered(k, recall, selection.share)
+    wary = state.preview.cautious(effort)
+    if held <= _NEARLY * effort.nprobe:
+        wary = replace(wary, nprobe=lists)
     if selection.left > max(_FEW, _FEW_OF_K * k):
-        return effort
-    return replace(
-        effort, nprobe=state.preview.lists, gap=np.inf, eps=max(effort.eps, _eps_of_few(state.calibration, k, recall))
-    )
+        return wary if wary.clear < np.inf else replace(wary, clear=0.0)
+    usual, known = calibration.effort(k, 1 - (1 - recall) / 2)
+    known = known and calibration.bounds_hold
+    if not known or selection.left <= _FEWEST:
+        wary = replace(wary, eps=max(effort.eps, _eps_of_few(calibration, k, recall)))
+    if known and held > _FEW_LISTS and wary.clear < np.inf:
+        return replace(wary, least=usual.least)
+    return replace(wary, nprobe=lists, gap=np.inf)
 
 
 def _eps_of_few(calibration: Calibration, k: int, recall: float) -> float:

@@ -61,7 +61,7 @@ def search_range(search: Search, queries: Floats, radii: Floats, effort: Effort)
         check_interrupt()
         part = slice(start, start + step)
         scan = _Scan(search, queries[part], radii[part], effort.eps)
-        if snapshot.parts:
+        if search.selection.rows.total:
             scan.all_lists()
         if len(snapshot.fresh):
             every = len(snapshot.fresh)
@@ -141,7 +141,9 @@ class _Scan:
     def all_lists(self) -> None:
         """Look for the vectors within the radius of each query."""
         every = np.arange(len(self.queries))
-        lists = np.arange(self._snapshot.preview.lists)
+        lists = self._search.selection.rows.lists
+        if lists is None:
+            lists = np.arange(self._snapshot.preview.lists)
         self._lists(every, np.broadcast_to(lists, (len(every), len(lists))), _LIMIT)
 
     def _lists(self, chosen: Ints, probes: Ints, limit: int) -> None:

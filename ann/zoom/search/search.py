@@ -27,6 +27,7 @@ CANDIDATE_BYTES = 64  # position, bound, estimate, file, offset and id of one ca
 _AXIS_BYTES = 16  # of a query on its way into the preview's space
 _PROBE_BYTES = 8  # of a list that a query is routed to
 _LIMIT = 512  # candidates with bounds that are kept of a query, where there is no room for more
+_LIMIT_FEW = 96  # likewise at first under a filter
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -193,26 +194,43 @@ class Search:
             np.zeros(count, RANK_TALLY),
             np.zeros(count, np.bool_),
         )
-        limit = candidate_limit(k, effort, snapshot.scan_bytes)
-        each = limit * CANDIDATE_BYTES + snapshot.space.padded * _AXIS_BYTES + effort.nprobe * _PROBE_BYTES
-        step = max(1, snapshot.scan_bytes // each)
-        short = effort.candidates is None and (effort.most is None or limit < USUAL_MOST * effort.most)
-        for start in range(0, count, step):
-            if start:
-                check_interrupt()
-            part = slice(start, start + step)
-            if snapshot.parts:
-                candidates = self._candidates(queries[part], start, k, effort, limit)
-                ranking = self._rank(
-                    queries[part], candidates, k, effort, limits, None if radius is None else radius[part]
-                )
-                found.ids[part], found.distances[part] = ranking.ids, ranking.distances
-                found.scanned[part], found.admitted[part] = candidates.tally, candidates.counts
-                found.ranked[part] = ranking.tally
-                found.cut_short[part] = (candidates.tally["cut_short"] > 0) & short
-            if len(snapshot.fresh.ids):
-                near = snapshot.fresh.nearest(queries[part], snapshot.space.metric, k, self.selection.fresh)
-                _merge(found, part, near, k)
+        most = candidate_limit(k, effort, snapshot.scan_bytes)
+        few = min(most, max(4 * k, 2 * effort.usual, _LIMIT_FEW)) if effort.loss else most
+        held = snapshot.preview.lists if self.selection.rows.lists is None else len(self.selection.rows.lists)
+        rows = np.arange(count)
+        for limit in sorted({few, most}):  # only the queries with more candidates take the room for them
+            is_last = limit == most
+            short = is_last and effort.candidates is None and (effort.most is None or limit < USUAL_MOST * effort.most)
+            each = limit * CANDIDATE_BYTES + snapshot.space.padded * _AXIS_BYTES
+            each += min(effort.nprobe, held) * _PROBE_BYTES
+            step = max(1, snapshot.scan_bytes // each)
+            left = []
+            for start in range(0, len(rows), step):
+                if start:
+                    check_interrupt()
+                part: Any = slice(start, start + step) if limit == few else rows[start : start + step]
+                if self.selection.rows.total:
+                    candidates = self._candidates(queries[part], int(rows[start]), k, effort, limit)
+                    cut = candidates.tally["cut_short"] > 0
+                    if limit > few:  # scanned once more
+                        candidates.tally["scanned"] += found.scanned["scanned"][part]
+                    found.scanned[part] = candidates.tally
+                    if not is_last and cut.any():
+                        left.append(rows[part][cut])
+                        candidates, part, cut = candidates.take(~cut), rows[part][~cut], cut[~cut]
+                        if not len(part):
+                            continue
+                    ranking = self._rank(
+                        queries[part], candidates, k, effort, limits, None if radius is None else radius[part]
+                    )
+                    found.ids[part], found.distances[part] = ranking.ids, ranking.distances
+                    found.admitted[part] = candidates.counts
+                    found.ranked[part] = ranking.tally
+                    found.cut_short[part] = cut & short
+                if len(snapshot.fresh.ids):
+                    near = snapshot.fresh.nearest(queries[part], snapshot.space.metric, k, self.selection.fresh)
+                    _merge(found, part, near, k)
+            rows = np.concatenate(left) if left else rows[:0]
         if radius is not None:
             far = found.distances > radius[:, None]
             found.ids[far], found.distances[far] = -1, np.inf
@@ -254,9 +272,10 @@ class Search:
 
         A query whose lists hold fewer than `k` rows, or that did not scan all near lists, scans more of them.
         """
-        snapshot, coded, lists = self.snapshot, self.selection.rows.coded, len(self.snapshot.preview.radii)
+        snapshot, (coded, _, _, among) = self.snapshot, self.selection.rows
+        lists = snapshot.preview.lists if among is None else len(among)
         turned = snapshot.preview.turn(snapshot.space.queries(queries, first))
-        candidates = snapshot.preview.search(turned, coded, k, effort, limit)
+        candidates = snapshot.preview.search(turned, coded, k, effort, limit, among)
         is_open = candidates.counts < k
         if effort.gap < np.inf:
             is_open |= candidates.tally["open"] > 0
@@ -267,7 +286,7 @@ class Search:
             left = []
             for start in range(0, len(short), step):
                 some = short[start : start + step]
-                more = snapshot.preview.search(turned[some], coded, k, wider, limit)
+                more = snapshot.preview.search(turned[some], coded, k, wider, limit, among)
                 more.tally["scanned"] += candidates.tally["scanned"][some]  # once more
                 for name in ("positions", "lower", "estimates", "counts", "thresholds", "tally"):
                     getattr(candidates, name)[some] = getattr(more, name)
@@ -280,6 +299,8 @@ class Search:
             times = np.where(candidates.tally["cut_short"] > 0, USUAL_MOST, candidates.counts / effort.usual)
             most = np.maximum(k, (effort.most * np.clip(times, 1, USUAL_MOST)).astype(np.int64))
             np.minimum(candidates.counts, most, out=candidates.counts)
+        if effort.loss > 0:
+            candidates = replace(candidates, counts=candidates.likely(k, effort.eps, effort.loss))
         return candidates
 
     def _rank(
@@ -296,7 +317,8 @@ class Search:
         rounds = None if self.trace is None else np.zeros(len(positions), np.int32)
         ranking = self.rank(
             queries, positions, candidates.counts, lower=lower[inside], thresholds=thresholds, k=k, rounds=rounds,
-            first_round=effort.candidates or k, max_reads=limits.max_reads, deadline=limits.deadline,
+            first_round=effort.candidates or (k + k // 2 if effort.loss else k),
+            max_reads=limits.max_reads, deadline=limits.deadline,
             page_rows=self.selection.rows.page_rows if self.snapshot.page_rows and bounded else None,
         )  # fmt: skip
         if self.trace is not None and rounds is not None:
@@ -306,7 +328,7 @@ class Search:
         return ranking
 
 
-def _merge(found: Found, part: slice, near: tuple[Ints, Floats], k: int) -> None:
+def _merge(found: Found, part: slice | Ints, near: tuple[Ints, Floats], k: int) -> None:
     ids = np.hstack([found.ids[part], near[0]])
     distances = np.hstack([found.distances[part], near[1]])
     # Missing neighbours have an infinite distance and so go last.

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memhier.ann.zoom.filters.attributes import Attributes, Schema
-from memhier.ann.zoom.filters.bitmaps import BitmapCache, Words, popcount, word_count
+from memhier.ann.zoom.filters.bitmaps import BitmapCache, Words, popcount, runs_with, unpack, word_count
 from memhier.ann.zoom.filters.blocks import StoredAny
 from memhier.ann.zoom.filters.conditions import Expression
 from memhier.ann.zoom.ids.stored_texts import StoredTexts
@@ -188,22 +188,38 @@ class IndexPart:
 
     def select(self, expression: Expression) -> Words:
         """Return the rows that fulfil a filter and were not removed, a bit for each; read-only."""
+        return self._alive_of(self._selected(expression))
+
+    def _selected(self, expression: Expression) -> Words:
+        """Return the rows that fulfil a filter, removed or not."""
         if self.attributes is None:
             return np.zeros(word_count(len(self)), np.uint64)
-        selected = self.attributes.bitmap(expression)
+        return self.attributes.bitmap(expression)
+
+    def _alive_of(self, selected: Words) -> Words:
         if self.alive is None:
             return selected
         # A bitmap in the cache belongs to other searches, too.
         return np.bitwise_and(selected, self.alive, out=selected if selected.flags.writeable else None)
 
-    def allowed(self, expression: Expression | None, allow: Ints | None, deny: Ints | None) -> Words | None:
+    def allowed(
+        self, expression: Expression | None, allow: Ints | None, deny: Ints | None
+    ) -> tuple[Words | None, Words | None]:
         """Return the rows that fulfil a filter, are among `allow`, not among `deny`, and were not removed.
 
-        A bit for each row, read-only; None where these are all rows. The lists hold rows that were not removed.
+        A bit for each row, read-only; None where these are all rows. The lists hold rows that were not removed. The
+        second value has a bit for each inverted list that may hold one of the rows; None for all.
         """
-        bits = self.alive if expression is None else self.select(expression)
+        bits, runs = self.alive, None
+        if expression is not None:
+            selected = self._selected(expression)
+            if self.attributes is None:
+                runs = np.zeros(word_count(len(self.arrays.starts) - 1), np.uint64)
+            elif allow is None:
+                runs = self.attributes.runs_of(expression, selected, self.arrays.starts)
+            bits = self._alive_of(selected)
         if allow is None and deny is None:
-            return bits
+            return bits, runs
         if allow is not None and bits is not None:
             allow = allow[_are_set(bits, allow)]
         if bits is None or bits is self.alive:
@@ -215,7 +231,7 @@ class IndexPart:
             np.bitwise_or.at(bits, allow >> 6, _masks(allow))
         if deny is not None:
             np.bitwise_and.at(bits, deny >> 6, ~_masks(deny))
-        return bits
+        return bits, runs if allow is None else runs_with(bits, self.arrays.starts)
 
     def without(self, rows: Ints) -> "IndexPart":
         """Return the part with these rows removed as well."""
@@ -375,11 +391,15 @@ def compact_ids(ids: Ints) -> npt.NDArray[Any]:
 
 
 class Findable(NamedTuple):
-    """The rows of parts that a search may find, as the scan and the ranking take them, and their number."""
+    """The rows of parts that a search may find, as the scan and the ranking take them, and their number.
+
+    `lists` are the inverted lists that may hold such rows, int64 ``[m]``, ascending; None for all.
+    """
 
     coded: list[CodedPart]
     page_rows: list[PageRows]
     total: int
+    lists: Ints | None
 
 
 def findable(
@@ -390,15 +410,19 @@ def findable(
 ) -> Findable:
     """Return the rows that were not removed, that fulfil a filter, and that lists of positions allow."""
     coded, rows, total = [], [], 0
+    held: Words | None = None
     for number, part in enumerate(parts):
         arrays, count = part.arrays, part.alive_count
-        allowed = part.allowed(expression, _rows_in(number, allow), _rows_in(number, deny))
+        allowed, runs = part.allowed(expression, _rows_in(number, allow), _rows_in(number, deny))
         if allowed is not None and allowed is not part.alive:
             count = popcount(allowed)
         coded.append(CodedPart(arrays.starts, arrays.codes, arrays.numbers, allowed))
         rows.append(PageRows(part.file, arrays.ids, allowed))
         total += count
-    return Findable(coded, rows, total)
+        if runs is not None:
+            held = runs if held is None else held | runs
+    lists = None if held is None else np.flatnonzero(unpack(held, len(parts[0].arrays.starts) - 1))
+    return Findable(coded, rows, total, lists)
 
 
 def _rows_in(number: int, positions: Ints | None) -> Ints | None:

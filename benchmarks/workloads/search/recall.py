@@ -5,8 +5,9 @@
 one at a time, cold, or in one batch. The truth is exact search. An answer as near as the true k-th neighbour counts, so
 ties count; ids count where products are too small to tell. Missing data sets are skipped.
 
-With ``--filters`` a made-up price is independent of the vectors, and a label goes with them: queries ask for their own
-label, for any other label, and for one other label. The truth is then exact search among the vectors that are left.
+With ``--filters`` a made-up price is independent of the vectors, a place is that among the vectors nearest to the first
+query, far from most others, and a label goes with them: queries ask for their own label, for any other label, and for
+one other label. The truth is then exact search among the vectors that are left.
 """
 
 import itertools
@@ -44,7 +45,7 @@ from memhier.errors import BudgetError
 __all__ = ["Ask", "Sweep", "main", "measure"]
 
 FORMS: dict[str, Coding] = {"bounds": "rabitq", "paper": "pq"}
-PRICES = (1.0, 0.5, 0.05, 0.005, 0.0005, 0.0001)
+PRICES = (1.0, 0.5, 0.1, 0.05, 0.01, 0.005, 0.001, 0.0002)
 READS = "4 KiB reads a query"
 MEASURES = {
     "recall": Measure("recall", "recall@{k}", "share", "neither"),
@@ -58,6 +59,7 @@ MEASURES = {
 _COUNTED = {"scanned": "scanned", "ranked": "ranked", "requests": "page_requests", "pages": "pages"}
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
+Shares: TypeAlias = npt.NDArray[np.float64]
 Matrix: TypeAlias = npt.NDArray[Any]
 
 
@@ -116,7 +118,7 @@ class Ask:
         return cls(where, float(mask.mean()), queries, rows[ids], distances)
 
 
-def filter_asks(case: SearchCase, k: int, price: npt.NDArray[np.float64]) -> Iterator[tuple[str, list[Ask]]]:
+def filter_asks(case: SearchCase, k: int, price: Shares, place: Shares) -> Iterator[tuple[str, list[Ask]]]:
     """Yield the name of each filter with its conditions."""
     assert case.labels is not None
     assert case.asked is not None
@@ -125,6 +127,9 @@ def filter_asks(case: SearchCase, k: int, price: npt.NDArray[np.float64]) -> Ite
         if mask.any():
             where = None if share == 1 else f"price < {share}"
             yield f"{mask.mean():.2%} left", [Ask.of(case, k, case.queries, where, mask)]
+    for share in PRICES[1:]:
+        mask = place < share
+        yield f"nearest {mask.mean():.2%} left", [Ask.of(case, k, case.queries, f"place < {share}", mask)]
     for kind in ("own label", "not own label", "another label"):
         asks = []
         for own in np.unique(case.asked).tolist():
@@ -176,8 +181,10 @@ def measure_case(sweep: Sweep, name: str, seed: int, folder: Path) -> Iterator[R
     case = FAMILIES[sweep.family][1](name, sweep.count, sweep.queries, seed)
     if sweep.filters:
         price = np.random.default_rng(0).random(len(case.base))
-        attributes: dict[str, Any] | None = {"price": price, "label": case.labels}
-        asks = [*filter_asks(case, sweep.k, price)]
+        near = np.argsort(exact_neighbours(case.base, case.queries[:1], len(case.base), case.metric)[0][0])
+        place = near / len(near)
+        attributes: dict[str, Any] | None = {"price": price, "label": case.labels, "place": place}
+        asks = [*filter_asks(case, sweep.k, price, place)]
     else:
         attributes, asks = None, [("", [Ask.of(case, sweep.k, case.queries)])]
     for share, form in itertools.product(sweep.shares, sweep.forms):
@@ -291,6 +298,7 @@ def main(scratch: Path, **settings: Any) -> Outcome:
         "ranked",
         "requests",
         "slow_pages",
+        "cpu_ms",
     )
     shown = [{column: row[column] for column in columns} for row in rows]
     return Outcome(record(rows, sweep), [rows_table("declared and found", shown)], {"results": rows})

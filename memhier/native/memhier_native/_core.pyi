@@ -71,7 +71,7 @@ class CodedPart:
     ) -> None: ...
 
 class ScanLimits:
-    def __init__(self, *, k: int, eps: float, least: int, gap: float) -> None: ...
+    def __init__(self, *, k: int, eps: float, least: int, gap: float, clear: float) -> None: ...
 
 class ScanResult:
     def __init__(
@@ -248,6 +248,7 @@ def nearest_rows(
     queries: numpy.typing.NDArray[numpy.float32],
     rows: numpy.typing.NDArray[numpy.uint16],
     nearest: numpy.typing.NDArray[numpy.int64],
+    among: numpy.typing.NDArray[numpy.int64] | None = None,
 ) -> None: ...
 def next_uses(*, keys: numpy.typing.NDArray[numpy.int64], next: numpy.typing.NDArray[numpy.uint32]) -> None: ...
 def belady_hits(

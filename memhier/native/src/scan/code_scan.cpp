@@ -181,13 +181,14 @@ struct CodeBook {
 // The limits of one call: neighbours, and errors between an estimate and its bounds.
 //
 // The lists that a query looks at: after the first `least`, those up to the first that lies `gap` k-th distances beyond
-// the nearest, so that a query to which many lists are nearly equally near looks at all of these. For inner products,
+// the nearest and is `clear` times as far as the k-th row, so that a query to which many lists are nearly equally near
+// looks at all of these. For inner products,
 // where distances have no zero: those up to the first whose best vector, as a rule, lies `gap` spreads beyond the k-th.
 struct ScanLimits {
   std::size_t k;
   float eps;
   std::int64_t least;
-  float gap;
+  float gap, clear;
 };
 
 class Scanner {
@@ -279,7 +280,8 @@ class Scanner {
     const Residual residual = subtract_centroid(wanted_, centroid, alpha_.data(), dimension_, residual_.data(), use_);
     const float kth = std::min(kth_of(nearest_), most_);
     if (probed == 0) first_ = residual.squared;
-    if (ends_at(residual.squared - first_, std::fabs(kth), kth)) return false;
+    if (residual.squared >= limits_.clear * kth && ends_at(residual.squared - first_, std::fabs(kth), kth))
+      return false;
     query_.assign(residual_.data(), residual.largest);
     terms.squared = terms.terms = residual.squared;
     terms.squares = 1;
@@ -508,7 +510,8 @@ void register_code_scan(nb::module_& m) {
                     std::optional<Array<const std::uint64_t, 1>>>(),
            nb::kw_only(), "starts"_a, "codes"_a, "numbers"_a, "allowed"_a.none());
   nb::class_<ScanLimits>(m, "ScanLimits")
-      .def(nb::init<std::size_t, float, std::int64_t, float>(), nb::kw_only(), "k"_a, "eps"_a, "least"_a, "gap"_a);
+      .def(nb::init<std::size_t, float, std::int64_t, float, float>(), nb::kw_only(), "k"_a, "eps"_a, "least"_a,
+           "gap"_a, "clear"_a);
   nb::class_<ScanResult>(m, "ScanResult")
       .def(nb::init<Array<std::int64_t, 2>, Array<float, 2>, Array<float, 2>, Array<std::int64_t, 1>, Array<float, 1>,
                     Array<ScanTally, 1>>(),

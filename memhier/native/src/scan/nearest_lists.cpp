@@ -1,9 +1,14 @@
 // The nearest of many thousand half-precision vectors to each query, by comparing all of them.
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cstdint>
 #include <cstring>
+#include <numeric>
+#include <optional>
 #include <vector>
+
+#include <nanobind/stl/optional.h>
 
 #include "bind/array.hpp"
 #include "bind/module.hpp"
@@ -22,14 +27,19 @@ namespace {
 constexpr std::size_t kRows = 4096;   // compared at a time
 constexpr std::size_t kGroup = 8;     // rows of which the nearest stands for them
 constexpr std::size_t kTogether = 4;  // queries for which a row is loaded and converted once
+constexpr std::size_t kDigits = 3;    // of a distance, by which many rows are sorted
+constexpr int kDigitBits = 11;
+constexpr std::size_t kManyRows = 256;
 
 #if defined(__x86_64__)
 const bool kHasAvx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq");
 
-// Squared distances [n, count] of n queries to all rows, each made in the same order whatever n is.
+// Squared distances of n queries to all rows, each made in the same order whatever n is; those of a query start
+// `stride` after those of the one before.
 template <std::size_t n>
 __attribute__((target("avx512f,avx512dq"))) void measure_avx512(const float* queries, const std::uint16_t* rows,
-                                                                std::size_t count, std::size_t dimension, float* away) {
+                                                                std::size_t count, std::size_t dimension, float* away,
+                                                                std::size_t stride) {
   const std::size_t whole = dimension / 16 * 16;
   const auto rest = static_cast<__mmask16>((1u << (dimension - whole)) - 1);
   for (std::size_t row = 0; row < count; ++row) {
@@ -56,25 +66,26 @@ __attribute__((target("avx512f,avx512dq"))) void measure_avx512(const float* que
       }
     }
 #pragma GCC unroll 4
-    for (std::size_t q = 0; q < n; ++q) away[q * count + row] = _mm512_reduce_add_ps(sums[q]);
+    for (std::size_t q = 0; q < n; ++q) away[q * stride + row] = _mm512_reduce_add_ps(sums[q]);
   }
 }
 #endif
 
 void measure(const float* queries, std::size_t together, const std::uint16_t* rows, std::size_t count,
-             std::size_t dimension, float* away) {
+             std::size_t dimension, float* away, std::size_t stride) {
 #if defined(__x86_64__)
-  if (kHasAvx512 && together == kTogether) return measure_avx512<kTogether>(queries, rows, count, dimension, away);
+  if (kHasAvx512 && together == kTogether)
+    return measure_avx512<kTogether>(queries, rows, count, dimension, away, stride);
   if (kHasAvx512) {
     for (std::size_t q = 0; q < together; ++q)
-      measure_avx512<1>(queries + q * dimension, rows, count, dimension, away + q * count);
+      measure_avx512<1>(queries + q * dimension, rows, count, dimension, away + q * stride, stride);
     return;
   }
 #endif
   for (std::size_t q = 0; q < together; ++q)
     distances(
         {queries + q * dimension, reinterpret_cast<const std::byte*>(rows),
-         static_cast<std::ptrdiff_t>(dimension * sizeof(std::uint16_t)), count, dimension, nullptr, away + q * count},
+         static_cast<std::ptrdiff_t>(dimension * sizeof(std::uint16_t)), count, dimension, nullptr, away + q * stride},
         RowType::float16, Metric::l2);
 }
 
@@ -110,6 +121,7 @@ class Nearest {
   void clear() {
     kept_ = 0;
     bound_ = UINT32_MAX;
+    in_order_ = true;
   }
 
   // Takes the distances of rows from `first` on, of at most kRows; `least` is room.
@@ -127,9 +139,15 @@ class Nearest {
   // Fills nearest[wanted] with their numbers, by distance and at equal ones by number.
   void finish(std::int64_t* nearest) {
     if (kept_ > wanted_) shrink();
-    const auto last = keys_.begin() + static_cast<std::ptrdiff_t>(wanted_);
-    std::sort(keys_.begin(), last);
-    std::transform(keys_.begin(), last, nearest,
+    auto first = keys_.begin();
+    const auto wanted = static_cast<std::ptrdiff_t>(wanted_);
+    if (in_order_ && wanted_ >= kManyRows) {
+      sort_by_digits();
+      first += wanted;
+    } else {
+      std::sort(first, first + wanted);
+    }
+    std::transform(first, first + wanted, nearest,
                    [](std::uint64_t key) { return static_cast<std::int64_t>(key & 0xffffffff); });
   }
 
@@ -138,21 +156,46 @@ class Nearest {
     const auto at = [this](std::size_t place) { return keys_.begin() + static_cast<std::ptrdiff_t>(place); };
     std::nth_element(at(0), at(wanted_ - 1), at(kept_));
     kept_ = wanted_;
+    in_order_ = false;
+  }
+
+  // Sorts the first `wanted` keys, which stand by number, by distance; they then stand after themselves.
+  void sort_by_digits() {
+    static_assert(kDigits % 2 == 1);
+    std::array<std::array<std::uint32_t, std::size_t{1} << kDigitBits>, kDigits> places{};
+    constexpr std::uint64_t kMask = (std::uint64_t{1} << kDigitBits) - 1;
+    const auto digit_of = [](std::uint64_t key, std::size_t digit) {
+      return static_cast<std::size_t>(key >> (32 + kDigitBits * digit) & kMask);
+    };
+    for (std::size_t i = 0; i < wanted_; ++i)
+      for (std::size_t digit = 0; digit < kDigits; ++digit) ++places[digit][digit_of(keys_[i], digit)];
+    std::uint64_t *from = keys_.data(), *to = from + wanted_;
+    for (std::size_t digit = 0; digit < kDigits; ++digit) {
+      std::exclusive_scan(places[digit].begin(), places[digit].end(), places[digit].begin(), std::uint32_t{0});
+      for (std::size_t i = 0; i < wanted_; ++i) to[places[digit][digit_of(from[i], digit)]++] = from[i];
+      std::swap(from, to);
+    }
   }
 
   const std::size_t wanted_;
   std::size_t kept_ = 0;
+  bool in_order_ = true;              // of numbers
   std::uint32_t bound_ = UINT32_MAX;  // beyond it none is one of the nearest
   std::vector<std::uint64_t> keys_;   // distance above, number below
 };
 
-// queries [q, d]; rows fp16 [n, d]; fills nearest [q, p] with row numbers, by distance and at equal ones by number.
-// Takes no more room for more rows.
+// queries [q, d]; rows fp16 [n, d]; fills nearest [q, p] with row numbers, by distance and at equal ones by number; of
+// the rows `among`, which ascend, where they are given. Takes no more room for more rows.
 void nearest_rows(const Array<const float, 2>& queries, const Array<const std::uint16_t, 2>& rows,
-                  const Array<std::int64_t, 2>& nearest) {
-  const std::size_t dimension = queries.shape(1), total = rows.shape(0), wanted = nearest.shape(1);
+                  const Array<std::int64_t, 2>& nearest, const std::optional<Array<const std::int64_t, 1>>& among) {
+  const std::size_t dimension = queries.shape(1), wanted = nearest.shape(1);
+  const std::size_t total = among ? among->shape(0) : rows.shape(0);
   require(rows.shape(1) == dimension && nearest.shape(0) == queries.shape(0) && wanted <= total && total <= UINT32_MAX,
           "nearest_rows: array shapes do not fit together");
+  const std::int64_t* const chosen = among ? among->data() : nullptr;
+  for (std::size_t i = 0; among && i < total; ++i)
+    require(chosen[i] >= (i == 0 ? 0 : chosen[i - 1] + 1) && chosen[i] < static_cast<std::int64_t>(rows.shape(0)),
+            "nearest_rows: among has row numbers, ascending");
   if (wanted == 0) return;
 
   nb::gil_scoped_release released;
@@ -165,11 +208,22 @@ void nearest_rows(const Array<const float, 2>& queries, const Array<const std::u
     for (Nearest& each : found) each.clear();
     for (std::size_t row = 0; row < total; row += kRows) {
       const std::size_t count = std::min(kRows, total - row);
-      measure(queries.data() + first * dimension, together, rows.data() + row * dimension, count, dimension,
-              away.data());
+      for (std::size_t at = 0, end = count; at < count; at = end, end = count) {
+        std::size_t from = row + at;
+        if (chosen != nullptr) {  // those that follow one another are measured together
+          from = static_cast<std::size_t>(chosen[row + at]);
+          for (end = at + 1; end < count && chosen[row + end] == chosen[row + end - 1] + 1;) ++end;
+        }
+        measure(queries.data() + first * dimension, together, rows.data() + from * dimension, end - at, dimension,
+                away.data() + at, count);
+      }
       for (std::size_t q = 0; q < together; ++q) found[q].add(away.data() + q * count, row, count, least);
     }
-    for (std::size_t q = 0; q < together; ++q) found[q].finish(nearest.data() + (first + q) * wanted);
+    for (std::size_t q = 0; q < together; ++q) {
+      std::int64_t* const numbers = nearest.data() + (first + q) * wanted;
+      found[q].finish(numbers);
+      if (chosen != nullptr) std::transform(numbers, numbers + wanted, numbers, [&](auto i) { return chosen[i]; });
+    }
   }
 }
 
@@ -177,5 +231,6 @@ void nearest_rows(const Array<const float, 2>& queries, const Array<const std::u
 }  // namespace memhier
 
 void register_nearest_lists(nb::module_& m) {
-  m.def("nearest_rows", &memhier::nearest_rows, nb::kw_only(), nb::arg("queries"), nb::arg("rows"), nb::arg("nearest"));
+  m.def("nearest_rows", &memhier::nearest_rows, nb::kw_only(), nb::arg("queries"), nb::arg("rows"), nb::arg("nearest"),
+        nb::arg("among").none() = nb::none());
 }
