@@ -156,7 +156,7 @@ def write_attributes(
         assert kind is not None  # of a list that was empty everywhere no schema is made
         if isinstance(column, ListColumn):
             posted = BLOCK_ITEMS if block_rows >= BLOCK_ROWS else step
-            write_lists(tx, prefix + name, name, kind, column, blocks, step, posted)
+            write_lists(tx, prefix + name, name, kind, column, blocks, step, posted=posted)
         else:
             write_column(tx, prefix + name, name, kind, column, blocks())
 

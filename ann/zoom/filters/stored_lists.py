@@ -182,6 +182,7 @@ def write_lists(
     column: ListColumn,
     blocks: Callable[[], Iterator[Ints]],
     step: int,
+    *,
     posted: int,
 ) -> None:
     """Write rows of a column of lists into segments, block by block; see `write_column`.
