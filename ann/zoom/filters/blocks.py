@@ -4,8 +4,8 @@ from collections.abc import Collection, Mapping
 from typing import TypeAlias
 
 from memhier.ann.zoom.filters.columns import BLOCK_ROWS
-from memhier.ann.zoom.filters.conditions import SORTED_BYTES, Cells, ListCells
-from memhier.ann.zoom.filters.postings import LOOK_UP_BYTES
+from memhier.ann.zoom.filters.conditions import SORTED_BYTES, Cells, ListCells, Value
+from memhier.ann.zoom.filters.postings import LOOK_UP_BYTES, Runs
 from memhier.ann.zoom.filters.stored_column import StoredColumn
 from memhier.ann.zoom.filters.stored_lists import StoredListColumn
 from memhier.io.page_file import PAGE_BYTES
@@ -47,7 +47,10 @@ class Blocks:
         read = {name: column for name, column in columns.items() if name not in posted}
         lists = sum(isinstance(column, StoredListColumn) for column in read.values())
         for_items = work_bytes // 2 if lists else 0
-        work_bytes -= for_items + len(columns) * PAGE_BYTES + (LOOK_UP_BYTES if posted else 0)
+        work_bytes -= for_items + len(columns) * PAGE_BYTES
+        self._for_look_up = min(LOOK_UP_BYTES, work_bytes // 2) if posted else 0
+        self._known: dict[str, dict[tuple[Value, ...], list[Runs]]] = {name: {} for name in posted}
+        work_bytes -= self._for_look_up
         each += sum(column.width for column in read.values()) + 2 * len(columns)
         self.rows: int = _whole_pages(work_bytes // each, BLOCK_ROWS if read else count + PAGE_BYTES)
         room = min(self.rows, count) + 1
@@ -66,7 +69,7 @@ class Blocks:
             if isinstance(column, StoredColumn):
                 self._read[name] = column.block(start, count, self._buffers[name])
             elif name in self._posted:
-                self._read[name] = column.posted(start, count)
+                self._read[name] = column.posted(start, count, self._for_look_up, self._known[name])
             else:
                 lists = [each for each in self._buffers if isinstance(self._columns[each], StoredListColumn)]
                 item_buffer = self._item_buffer[lists.index(name)]

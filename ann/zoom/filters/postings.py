@@ -7,6 +7,7 @@ of every 256th record, block by block; then of each block i64 its first row, i64
 number; then u64, the number of blocks.
 """
 
+import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeAlias
 
@@ -16,13 +17,16 @@ import numpy.typing as npt
 from memhier.ann.zoom.pauses import pause
 from memhier.errors import CorruptionError
 from memhier.fields import stored_segment
-from memhier.io.ranges import CountedReads, Ranges, read_together
+from memhier.io.page_file import PAGE_BYTES
+from memhier.io.ranges import CountedReads, Ranges, Reading, read_together
 from memhier.io.reader import Reader
 from memhier.store.store import Staging, Store, Transaction
 
-__all__ = ["BLOCK_ITEMS", "LOOK_UP_BYTES", "POSTED_BYTES", "POSTINGS", "Postings", "write_postings"]
+__all__ = ["BLOCK_ITEMS", "LOOK_UP_BYTES", "POSTED_BYTES", "POSTINGS", "Postings", "Runs", "write_postings"]
 
 Ints: TypeAlias = npt.NDArray[np.int64]
+Runs: TypeAlias = tuple[Ints, Ints, Ints]
+"""Runs of rows of an item in a block: where each begins in the segment, its rows, and the block's first row."""
 
 POSTINGS = "-items-rows"
 BLOCK_ITEMS = 1 << 20
@@ -32,10 +36,10 @@ POSTED_BYTES = 20
 
 _SPAN = 1 << 16  # rows of a block at most
 _PAGE_RECORDS = 256
-_PAIRS, _ROWS = 8, 1 << 13  # pages of records, and rows, that are read at a time
-_HEADS = 1 << 12  # every 256th records, and items sought in them, that are held at a time, of a block at least
-LOOK_UP_BYTES = 4096 * _PAIRS + 16 * _ROWS + 16 * _HEADS
-"""DRAM of a look-up."""
+_HEAD_BYTES, _ROW_BYTES, _RUN_BYTES = 32, 16, 24  # that a head, a row, and a run of rows take on their way
+_FEW = 4
+LOOK_UP_BYTES = 1 << 18
+"""DRAM of a look-up at most."""
 
 _BLOCK = np.dtype([("first", "<i8"), ("records", "<i8"), ("count", "<i8")])
 
@@ -95,17 +99,20 @@ class Postings:
         if self._count * _BLOCK.itemsize > self._end:
             raise CorruptionError(f"{info.path}: {info.payload} bytes do not hold {self._count} blocks")
 
-    def holding(self, start: int, count: int, items: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-        """Return which of neighbouring rows hold one of some items, bool ``[count]``."""
+    def size(self, items: npt.NDArray[Any]) -> int:
+        """Return the most DRAM that the runs of items take, in bytes."""
+        return _RUN_BYTES * len(items) * self._count
+
+    def holding(self, start: int, count: int, runs: Iterable[Runs], room: int) -> npt.NDArray[np.bool_]:
+        """Return which of neighbouring rows are in :meth:`runs`, bool ``[count]``; it takes `room` bytes of DRAM."""
         flags = np.zeros(count, np.bool_)
-        if not len(items) or not self._count:
-            return flags
-        for firsts, lengths, base in self._runs(start, start + count, np.unique(items)):
-            (raw,) = self._read([Ranges(self._handle, firsts, 2 * lengths)])
+        most = max(64, room // 2 // _ROW_BYTES)
+        for firsts, lengths, base in (group for some in runs for group in _in_reads(some, start, count, most)):
+            raw = self._read(firsts, 2 * lengths).view("<u2")
             ends = np.cumsum(lengths)
             for low, high, first in zip((ends - lengths).tolist(), ends.tolist(), (base - start).tolist(), strict=True):
-                rows = raw.view("<u2")[low:high]
-                if first < 0 or first + int(rows[-1]) >= count:
+                rows = raw[low:high]
+                if first < 0 or first + int(rows.max()) >= count:
                     rows = rows[(rows >= -first) & (rows < count - first)]
                 flags[rows.astype(np.int32) + first] = True
         return flags
@@ -115,21 +122,24 @@ class Postings:
         handle, self._handle = self._handle, -1  # which may be another file's from now on
         self._reader.remove(handle)
 
-    def _runs(self, start: int, stop: int, items: npt.NDArray[Any]) -> Iterator[tuple[Ints, Ints, Ints]]:
-        """Yield runs of rows of items, as many as fit a read: where each begins, its rows, and its block's first."""
+    def runs(self, start: int, stop: int, items: npt.NDArray[Any], room: int) -> Iterator[Runs]:
+        """Yield the runs of different ascending items that may hold rows from `start` to `stop`.
+
+        It takes `room` bytes of DRAM, and for its directory 24 for each block.
+        """
+        if not len(items) or not self._count:
+            return
         blocks = self._reader.read(self._handle, [self._end - _BLOCK.itemsize * self._count],
                                    _BLOCK.itemsize * self._count).view(_BLOCK)[0]  # fmt: skip
         pages = -(-blocks["count"] // _PAGE_RECORDS)
         heads_at = self._end - _BLOCK.itemsize * self._count - 8 * int(pages.sum())
-        if (
-            (blocks["count"] < 0).any()
-            or heads_at < 0
-            or ((blocks["records"] < 0) | (blocks["records"] > heads_at)).any()
-        ):
+        ends = blocks["records"] + blocks["count"] * self._record.itemsize
+        if heads_at < 0 or ((blocks["count"] < 0) | (blocks["records"] < 0) | (ends > heads_at)).any():
             raise CorruptionError(f"{self._path}: a block of postings lies outside of the segment")
         before = np.concatenate([[0], np.cumsum(pages)])
         near = np.flatnonzero((blocks["first"] < stop) & (blocks["first"] + _SPAN > start) & (pages > 0))
-        group = np.cumsum(pages[near] + len(items)) // _HEADS
+        group = np.cumsum(pages[near] + len(items)) // max(1, room // 4 // _HEAD_BYTES)
+        step = max(1, room // 4 // (2 * PAGE_BYTES))
         for some in np.split(near, np.flatnonzero(np.diff(group)) + 1) if len(near) else ():
             low, high = int(before[some[0]]), int(before[some[-1] + 1])
             heads = self._reader.read(self._handle, [heads_at + 8 * low], 8 * (high - low)).view(self.dtype)[0]
@@ -139,16 +149,15 @@ class Postings:
                 sought.append(np.unique(np.searchsorted(own, items, side="right") - 1))
             of, page = np.repeat(some, [len(each) for each in sought]), np.concatenate(sought)
             of, page = of[page >= 0], page[page >= 0]
-            for place in range(0, len(of), _PAIRS):
-                yield from self._found(blocks[of[place : place + _PAIRS]], page[place : place + _PAIRS], items)
+            for place in range(0, len(of), step):
+                part = slice(place, place + step)
+                yield self._found(blocks[of[part]], page[part], items)
 
-    def _found(
-        self, blocks: npt.NDArray[Any], page: Ints, items: npt.NDArray[Any]
-    ) -> Iterator[tuple[Ints, Ints, Ints]]:
-        """Yield the runs of items on pages of records, one of each block."""
+    def _found(self, blocks: npt.NDArray[Any], page: Ints, items: npt.NDArray[Any]) -> Runs:
+        """Return the runs of items on pages of records, one of each block."""
         size, first = self._record.itemsize, page * _PAGE_RECORDS
         counts = np.minimum(blocks["count"] - first, _PAGE_RECORDS)
-        (raw,) = self._read([Ranges(self._handle, blocks["records"] + first * size, counts * size)])
+        raw = self._read(blocks["records"] + first * size, counts * size)
         records, of = raw.view(self._record), np.repeat(np.arange(len(blocks)), counts)
         place = np.minimum(np.searchsorted(items, records["item"]), len(items) - 1)
         hits = items[place] == records["item"]
@@ -157,28 +166,36 @@ class Postings:
         lengths = records["count"].astype(np.int64)
         if (firsts + 2 * lengths > self._end).any():
             raise CorruptionError(f"{self._path}: rows of an item lie outside of the segment")
-        yield from _in_reads(firsts, lengths, blocks["first"][of])
+        return firsts, lengths, blocks["first"][of]
 
-    def _read(self, ranges: list[Ranges]) -> list[npt.NDArray[np.uint8]]:
-        def reading() -> Any:
-            return (yield ranges)
+    def _read(self, offsets: Ints, lengths: Ints) -> npt.NDArray[np.uint8]:
+        """Return ranges end to end."""
+        if len(offsets) <= _FEW:  # a submission of each takes less time than to divide them into pages
+            ranges = zip(offsets.tolist(), lengths.tolist(), strict=True)
+            pieces = [self._reader.read(self._handle, [offset], length)[0] for offset, length in ranges]
+            return pieces[0] if len(pieces) == 1 else np.concatenate([np.empty(0, np.uint8), *pieces])
 
-        found: list[npt.NDArray[np.uint8]] = read_together(CountedReads(self._reader), {0: reading()})[0]
-        return found
+        def reading() -> Reading[npt.NDArray[np.uint8]]:
+            (raw,) = yield [Ranges(self._handle, offsets, lengths)]
+            return raw
+
+        return read_together(CountedReads(self._reader), {0: reading()})[0]
 
 
-def _in_reads(firsts: Ints, counts: Ints, base: Ints) -> Iterator[tuple[Ints, Ints, Ints]]:
-    """Yield runs in groups of about as many rows as are read at a time; a long run is cut."""
+def _in_reads(runs: Runs, start: int, count: int, most: int) -> Iterator[Runs]:
+    """Yield the runs of blocks near some rows, in groups of `most` rows, or up to twice as many; a long one is cut."""
+    firsts, counts, base = runs
+    near = (counts > 0) & (base < start + count) & (base + _SPAN > start)
+    firsts, counts, base = firsts[near], counts[near], base[near]
     if not len(counts):
         return
-    pieces = -(-counts // _ROWS)
+    pieces = -(-counts // most)
     of = np.repeat(np.arange(len(counts)), pieces)
-    within = (np.arange(len(of)) - np.repeat(np.cumsum(pieces) - pieces, pieces)) * _ROWS
-    lengths = np.minimum(counts[of] - within, _ROWS)
+    within = (np.arange(len(of)) - np.repeat(np.cumsum(pieces) - pieces, pieces)) * most
+    lengths = np.minimum(counts[of] - within, most)
     firsts, base = firsts[of] + 2 * within, base[of]
-    group = np.cumsum(lengths) // _ROWS
-    for low, high in zip(np.flatnonzero(np.diff(group, prepend=-1)),
-                         [*np.flatnonzero(np.diff(group)) + 1, len(group)], strict=True):  # fmt: skip
+    borders = np.flatnonzero(np.diff(np.cumsum(lengths) // most)) + 1
+    for low, high in itertools.pairwise([0, *borders.tolist(), len(lengths)]):
         yield firsts[low:high], lengths[low:high], base[low:high]
 
 

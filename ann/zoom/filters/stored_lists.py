@@ -16,7 +16,7 @@ from memhier.ann.zoom.filters.bitmaps import pack, unpack, word_count
 from memhier.ann.zoom.filters.columns import DTYPES, Bounds, ListColumn
 from memhier.ann.zoom.filters.conditions import LIST_TYPES, ItemType, ListCells, ListType, Value, points_of
 from memhier.ann.zoom.filters.lists import item_rows
-from memhier.ann.zoom.filters.postings import POSTINGS, Postings, write_postings
+from memhier.ann.zoom.filters.postings import POSTINGS, Postings, Runs, write_postings
 from memhier.ann.zoom.filters.stored_column import StoredColumn, converted, joined_bits, write_column
 from memhier.ann.zoom.pauses import pause
 from memhier.errors import CorruptionError
@@ -31,6 +31,7 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 
 ITEMS = "-items"
 _START_BYTES = 8
+_KNOWN = 8  # conditions whose runs are kept, each in a part of the room of a look-up
 
 
 class StoredListColumn:
@@ -108,13 +109,25 @@ class StoredListColumn:
         nulls = self._nulls(start, count)
         return ListCells(starts, nulls, _Items(self._items, int(starts[0]), int(starts[-1]), item_buffer))
 
-    def posted(self, start: int, count: int) -> ListCells:
-        """Return the lists of neighbouring rows, of which only the items are asked for, found by :attr:`postings`."""
+    def posted(self, start: int, count: int, room: int, known: dict[tuple[Value, ...], list[Runs]]) -> ListCells:
+        """Return the lists of neighbouring rows, of which only the items are asked for, found by :attr:`postings`.
+
+        Parameters
+        ----------
+        room
+            DRAM of a look-up, in bytes.
+        known
+            The runs of items sought before by this filter; few of them are kept here.
+        """
         postings = self.postings
         assert postings is not None
 
         def holding(values: tuple[Value, ...]) -> npt.NDArray[np.bool_]:
-            return postings.holding(start, count, points_of(values, postings.dtype))
+            items = np.unique(points_of(values, postings.dtype))
+            if values not in known and postings.size(items) <= room // _KNOWN and len(known) < _KNOWN:
+                known[values] = [*postings.runs(0, self._count, items, room)]
+            runs = known[values] if values in known else postings.runs(start, start + count, items, room)
+            return postings.holding(start, count, runs, room)
 
         return ListCells(np.empty(0, np.int64), self._nulls(start, count), lambda: iter(()), holding)
 
