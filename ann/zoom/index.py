@@ -978,7 +978,8 @@ class ZoomIndex(Closing):
         """Return plain numbers: sizes, the default effort of a search, and the reader's work since open.
 
         ``memory_bytes`` is the DRAM held now; ``planned_bytes`` is the most that it becomes while ``searches`` run at a
-        time and vectors are removed. Both stay within ``dram``. ``longest_list`` is in times of the mean.
+        time and vectors are removed. Both stay within ``dram``. ``longest_list`` is in times of the mean. ``audit`` is
+        None without one; see :meth:`open`.
         """
         state, about = self._searcher.state, self._about
         effort, _ = state.calibration.effort(10, TARGET)
@@ -1005,7 +1006,7 @@ class ZoomIndex(Closing):
             "calibrated_recall": min(state.calibration.reached.values()),
             "calibrated_vectors": state.calibration.vectors,
             "renewal": "none" if self._writer is None else self._writer.renewal(state),
-            "audit": {"share": 0.0} if self._audit is None else self._audit.stats(),
+            "audit": None if self._audit is None else self._audit.stats(),
             **self._reader.stats(),
         }
 

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from memhier.benchmarks.cli.index.inputs import read_path
-from memhier.benchmarks.cli.shell import working
+from memhier.benchmarks.cli.shell import FiniteRange, working
 from memhier.budget import parse_bytes
 
 __all__ = ["serve"]
@@ -34,7 +34,7 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 @click.option("--max-batch", type=click.IntRange(1), default=256, show_default=True,
               help="Query vectors of one search, into which requests are joined.")  # fmt: skip
 @click.option("--searches", type=click.IntRange(1), default=2, show_default=True, help="Searches at a time.")
-@click.option("--refresh", "refresh_seconds", type=click.FloatRange(0, min_open=True),
+@click.option("--refresh", "refresh_seconds", type=FiniteRange(0, min_open=True),
               help="Look for a newer commit every so many seconds.")  # fmt: skip
 def serve(path: str, host: str, port: int, token: str | None, max_body: str, **limits: Any) -> None:
     """Serve the index at PATH over HTTP, until Ctrl-C or SIGTERM.

@@ -18,6 +18,7 @@ _FEW = 2048  # rows left by a filter, up to which a search may look at all of th
 _FEW_OF_K = 32  # likewise, by k
 _FEWEST = 256  # likewise, up to which their bounds are wide
 _FEW_EPS = 3.0  # standard errors of these
+_NORMAL_AXES = 32  # from which on the errors of codes, sums over axes, are taken as normal
 _FEW_LISTS = 128  # that are scanned sooner than put in order
 _NEARLY = 4  # times the lists routed to at first, up to which a search is routed to all that hold rows left
 
@@ -109,6 +110,8 @@ def _filtered(state: IndexSnapshot, k: int, recall: float, selection: Selection)
     calibration, lists = state.calibration, state.preview.lists
     held = lists if selection.rows.lists is None else len(selection.rows.lists)
     effort = calibration.filtered(k, recall, selection.share)
+    if state.space.padded < _NORMAL_AXES:
+        effort = replace(effort, loss=0.0)
     wary = state.preview.cautious(effort)
     if held <= _NEARLY * effort.nprobe:
         wary = replace(wary, nprobe=lists)
