@@ -22,7 +22,7 @@ LAYOUT = "layout-"
 _KIND, _FOLDER = "cluster-map", "map"
 _CHECK = record({
     "name": text(r"[0-9a-f]{16}"), "shard": integer(0, 2**20), "shards": integer(1, 2**20),
-    "replica": integer(0, 2**10), "replicas": integer(1, 2**10), "epoch": integer(), "next_id": integer(),
+    "replica": integer(0, 2**10), "replicas": integer(1, 2**10), "epoch": integer(), "next_id": integer(0, 2**63),
     "id_kind": one_of("int64", "str"), "dtype": one_of("float32", "float16", "int8", "uint8"),
     "dimension": integer(1, 2**20), "metric": one_of("l2", "ip", "cosine"), "reach": real(0), "routing": mapping(
         lambda _: None), "commit": text(r"[0-9a-f]{16}"), "layout": text(r"[0-9a-f]{16}"), "turn": integer(0, 2**31),

@@ -148,10 +148,19 @@ class Shard:
         """Replace the vectors and the fields that are given."""
         self._index.update(ids, vectors, attributes, documents)
 
-    def apply(self, changes: Sequence[tuple[str, tuple[Any, ...]]]) -> None:
-        """Make changes in their order: each the name of a method, and its arguments."""
-        for method, arguments in changes:
-            getattr(self, method)(*arguments)
+    def apply(self, changes: Sequence[tuple[str, tuple[Any, ...]]]) -> tuple[int, Exception | None]:
+        """Make changes in their order, each the name of a method and its arguments; return how many were made.
+
+        The second value is the error of the one that was refused.
+        """
+        for number, (method, arguments) in enumerate(changes):
+            try:
+                getattr(self, method)(*arguments)
+            except NotOpenError:
+                raise
+            except Exception as error:
+                return number, error
+        return len(changes), None
 
     def prepare(self, mark: int) -> None:
         """Take the first half of a commit."""

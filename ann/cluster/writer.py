@@ -179,6 +179,8 @@ class ShardWriter:
         if ids is None:
             if kind == "str":
                 raise ValueError("ids=None: this index has strings as ids, so expected one for each vector")
+            if self._next_id + count > 2**63:
+                raise ValueError(f"ids: none are free above {self._next_id - 1}; give ids of your own")
             return np.arange(self._next_id, self._next_id + count, dtype=np.int64)
         names = as_ids(ids, kind).values()
         if len(names) != count:
@@ -256,10 +258,11 @@ class ShardWriter:
         answers = self._shards.group.tell(calls)
         if lost := [call.shard for call, of_shard in zip(calls, answers, strict=True) if not of_shard]:
             self._raise_torn(calls[0].method, lost)
-        errors, made = errors_of(answers), sum(map(len, answers))
-        self._torn = bool(errors) and (len(errors) < made or any(call.method == "apply" for call in calls))
+        answers = [[_ended(each) for each in of_shard] for of_shard in answers]
+        errors, every = errors_of(answers), [each for of_shard in answers for each in of_shard]
+        self._torn = bool(errors) and (len(errors) < len(every) or any(isinstance(each, _Halved) for each in every))
         if errors:
-            raise errors[0]
+            raise errors[0].cause if isinstance(errors[0], _Halved) else errors[0]
         return answers
 
     def _withdraw(self) -> None:
@@ -287,6 +290,22 @@ def _rows_of(documents: Any, count: int) -> list[dict[str, Any]] | None:
     rows = given.take(count)
     given.check_ended()
     return rows
+
+
+class _Halved(Exception):
+    """The error of a change of several steps, some of which were made."""
+
+    def __init__(self, cause: BaseException) -> None:
+        super().__init__()
+        self.cause: BaseException = cause
+
+
+def _ended(answer: Any) -> Any:
+    """Return the answer of `Shard.apply` as that of another change: its error, if there is one."""
+    if not isinstance(answer, tuple):
+        return answer
+    made, error = answer
+    return None if error is None else _Halved(error) if made else error
 
 
 def _some(rows: list[dict[str, Any]] | None, chosen: npt.NDArray[np.int64]) -> list[dict[str, Any]] | None:

@@ -592,8 +592,8 @@ class ZoomIndex(Closing):
         self._check_open()
         if where is None:
             return self._searcher.state.ids()
-        with self._searcher.selected(where) as (selected, fresh):
-            return self._searcher.state.ids(selected, fresh)
+        with self._searcher.selected(where) as (state, selected, fresh):
+            return state.ids(selected, fresh)
 
     def fetch(self, ids: object, fields: bool | Sequence[str] = True) -> dict[str, npt.NDArray[Any]]:
         """Return attributes and documents of ids, which may repeat, ``[n]`` each by name, in the order of `ids`.
@@ -706,8 +706,8 @@ class ZoomIndex(Closing):
         writer = self._check_writable()
         check_either(ids, where)
         if where is not None:
-            with writer.lock, self._searcher.selected(where) as (selected, fresh):
-                self._searcher.state, count = writer.remove_selected(self._searcher.state, selected, fresh)
+            with writer.lock, self._searcher.selected(where) as (state, selected, fresh):
+                self._searcher.state, count = writer.remove_selected(state, selected, fresh)
             return count
         names = as_ids(ids, self._about.id_kind)
         with writer.lock:

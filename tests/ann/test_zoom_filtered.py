@@ -251,3 +251,21 @@ def test_the_candidates_left_out_are_hardly_neighbours(seed, k, loss):
             odds = 1 / (1 + np.exp(1.702 * (estimates[query] - kth) / errors[query]))
         assert odds[kept:count].sum() <= loss + 1e-4
         assert kept == k or not odds[kept - 1 : count].sum() <= loss - 1e-4  # unknown odds count
+
+
+@pytest.mark.parametrize("recall", [0.9, 0.95])
+def test_far_rows_among_heavy_tails_are_found(tmp_path, recall):
+    """Of Cauchy vectors, those far from most queries: residuals exceed three of their standard deviations."""
+    random = np.random.default_rng(9)
+
+    def draw(count):
+        return np.clip(random.standard_cauchy((count, 24)), -1e4, 1e4).astype("f4")
+
+    vectors, queries = draw(20_000), draw(300)
+    away = np.stack([np.square(vectors.astype("f8") - each).sum(1) for each in queries.astype("f8")])
+    remote = np.argsort(np.argsort(np.median(away, 0))) / len(vectors)
+    with ZoomIndex.build(tmp_path / "index", vectors, attributes={"remote": remote}, dram="3MiB") as index:
+        found = index.search(queries, 10, where="remote >= 0.9", recall=recall).ids
+    kth = np.partition(away[:, remote >= 0.9], 9, axis=1)[:, 9:10]
+    hits = np.take_along_axis(away, found, 1) <= kth * (1 + 1e-5)
+    assert hits.mean() >= recall

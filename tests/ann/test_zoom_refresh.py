@@ -118,6 +118,20 @@ def test_what_began_before_a_refresh_goes_on(tmp_path):
         assert {*range(5000, 5100)} < {*more}
 
 
+def test_the_largest_id_is_one_as_any_other(tmp_path):
+    path, largest = tmp_path / "index", 2**63 - 1
+    with ZoomIndex.build(path, make(20), dram="4MiB", grow_to=40) as writer, ZoomIndex.open(path) as reader:
+        writer.add(make(1, 1), [largest])
+        writer.commit()
+        assert reader.refresh()
+        assert reader.contains([largest]).all()
+        with pytest.raises(ValueError, match="none are free"):
+            writer.add(make(1, 2))
+    with ZoomIndex.open(path, writable=True) as again:
+        assert again.search(make(1, 1)[0], 1).ids.tolist() == [largest]
+        again.add(make(1, 3), [21])
+
+
 def test_searches_from_threads_see_whole_commits(tmp_path):
     """Each commit replaces all vectors of a tag: a search beside refreshes finds one tag alone."""
     path, wrong, ended = tmp_path / "index", [], threading.Event()
@@ -182,6 +196,29 @@ def test_a_damaged_commit_leaves_the_reader_as_it_was(tmp_path):
         codes.write_bytes(whole)
         assert reader.refresh()
         assert len(reader) == 500
+
+
+def test_ids_of_a_filter_are_those_of_one_moment(tmp_path):
+    """Beside a thread that adds, commits and removes: every stream is a state that there was."""
+    ended, wrong = threading.Event(), []
+    start = {"attributes": {"side": [0] * 500}}
+    with ZoomIndex.build(tmp_path / "index", make(500), dram="4MiB", grow_to=9000, **start) as index:
+
+        def change():
+            while not ended.is_set():
+                added = index.add(make(70, 1), attributes={"side": [1] * 70})
+                index.commit(compact=False)
+                index.remove(added)
+
+        changing = threading.Thread(target=change)
+        changing.start()
+        for _ in range(400):
+            found = np.concatenate([np.empty(0, np.int64), *index.ids("side == 0")])
+            if sorted(found.tolist()) != [*range(500)]:
+                wrong.append(found)
+        ended.set()
+        changing.join()
+        assert not wrong
 
 
 @pytest.mark.parametrize("strings", [False, True])

@@ -253,6 +253,9 @@ def test_a_change_that_fails_half_way_loses_no_vector(tmp_path, change):
                 index.commit()
             index.rollback()
             np.testing.assert_array_equal(index.reconstruct([3]), vectors[[3]])
+        with pytest.raises((BudgetError, ValueError)):  # by every shard, before it changed anything
+            getattr(index, change)([3, 4], vectors[[3, 4]], documents=[{"text": "x" * 200_000}] * 2)
+        index.commit()
         assert len(index) == 800
         assert index.check() == []
 

@@ -41,7 +41,7 @@ BOOK_ROWS_MOST = 16384  # of the sample, that a code book is learned from, at mo
 _HALF_LOSS = 2**-12  # of a number in half precision
 _LIFTED = 2  # coordinates of the router of inner products beside those of the vectors
 _BEFORE = -1e6  # a gap less than any
-_SURE = 3.0  # standard deviations of a residual along a line, that hardly a vector exceeds
+_SURE = 3.8  # standard deviations of a residual along a line, that hardly a vector exceeds, of heavy tails either
 _FAR = 64.0  # norm of a query relative to that of centroids: half precision then costs inner products least
 
 CODINGS: tuple[Coding, ...] = ("rabitq", "pq")

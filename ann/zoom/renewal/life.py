@@ -166,7 +166,7 @@ class IndexWriter:
             return self._remove(state, ids, locate_all(state.parts, state.fresh, ids))
 
     def remove_selected(
-        self, state: IndexSnapshot, selected: Sequence[Words], fresh: npt.NDArray[np.bool_] | None
+        self, state: IndexSnapshot, selected: Sequence[Words], fresh: npt.NDArray[np.bool_]
     ) -> tuple[IndexSnapshot, int]:
         """Return the snapshot without the rows that a filter leaves, and their number.
 
@@ -175,10 +175,10 @@ class IndexWriter:
         selected
             A bitmap for each part, of rows that were not removed.
         fresh
-            bool ``[n]`` of the fresh vectors; None where there are none.
+            bool ``[n]`` of the fresh vectors.
         """
         with self._all_or_nothing(state):
-            waiting = state.fresh.ids[:0] if fresh is None else state.fresh.ids[fresh]
+            waiting = state.fresh.ids[fresh]
             count = len(waiting) + sum(map(popcount, selected))
             if not count:
                 return state, 0

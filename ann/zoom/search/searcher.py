@@ -203,16 +203,17 @@ class Searcher:
             return reader.of(locate_all(state.parts, state.fresh, wanted), inverse)
 
     @contextmanager
-    def selected(self, where: str) -> Iterator[tuple[list[Words], npt.NDArray[np.bool_] | None]]:
-        """Give the vectors that fulfil a filter: a bitmap for each part, and bool ``[n]`` of the fresh, None for none.
+    def selected(self, where: str) -> Iterator[tuple[IndexSnapshot, list[Words], npt.NDArray[np.bool_]]]:
+        """Give the vectors that fulfil a filter: their snapshot, a bitmap for each part, and bool ``[n]`` of the fresh.
 
         It counts as a search until the end of the context, as its bitmaps take the DRAM of one.
         """
         with self._turns.next():
-            chosen = Selection.of(self.state, where)
+            state = self.state
+            chosen = Selection.of(state, where)
             bitmaps = [part.allowed for part in chosen.rows.coded if part.allowed is not None]
             assert len(bitmaps) == len(chosen.rows.coded)  # a filter gives every part one
-            yield bitmaps, chosen.fresh
+            yield state, bitmaps, np.zeros(len(state.fresh), np.bool_) if chosen.fresh is None else chosen.fresh
 
     def _kept(self, plan: Plan, options: SearchOptions) -> float:
         """Return the recall that a search without limits keeps; warn where it is less than asked for."""

@@ -70,7 +70,7 @@ _CHECK = record(
         "seed": integer(0, 2**32),
         "schema": mapping(one_of(*DTYPES, *LIST_TYPES.values())),
         "next_part": integer(),
-        "next_id": integer(),
+        "next_id": integer(0, 2**63),
         "trained_on": integer(),
         "calibration": record({
             "queries": integer(),
