@@ -49,7 +49,7 @@ def find_geometry(vectors: int, dimension: int, dtype: str, metric: Metric, dram
         reader = reader_bytes(Path(scratch), dram)
     sizes = IndexSizes(vectors, dimension, metric, "rabitq", row_bytes, 4 if vectors <= 2**32 else 8, reader)
     try:
-        layout = plan_layout(sizes, dram)
+        layout = plan_layout(sizes, dram, on_ssd=False)
     except BudgetError:
         return None
     files = file_bytes(sizes, layout)

@@ -39,7 +39,7 @@ from memhier.ann.zoom.search.results import Chosen, RangeResult, SearchResult, i
 from memhier.ann.zoom.search.searcher import Searcher
 from memhier.ann.zoom.storage.catalog import AUDIT_KEY, KIND, Description
 from memhier.ann.zoom.storage.ids import as_ids, locate, refuse_clashes, with_repeats
-from memhier.ann.zoom.storage.layout import attribute_bytes, codes_can_grow, read_depth
+from memhier.ann.zoom.storage.layout import attribute_bytes, codes_can_grow, read_depth, wave_bytes
 from memhier.ann.zoom.storage.part import PartFiles
 from memhier.ann.zoom.storage.prepared import PREPARED, Decision, check_decision, published_mark, settle_prepared
 from memhier.ann.zoom.storage.snapshot import Footprint, IndexSnapshot
@@ -162,7 +162,10 @@ class ZoomIndex(Closing):
             wait to be written, and the work of :meth:`add`, :meth:`remove`, :meth:`update` and :meth:`commit`. It does
             not cover arguments and results of calls, Python's own objects, and :meth:`tune` and :meth:`compact` while
             they run, which take the DRAM of a build, also where a commit lets a thread compact. The build chooses the
-            longest codes that fit: longer codes let a search read less for the same recall.
+            longest codes that fit: longer codes let a search read less for the same recall. Where codes of half a bit a
+            dimension do not fit, codes and ids stay on SSD, and a search reads those of the lists that it probes.
+            Then looking for ids (``in``, :meth:`fetch`, :meth:`update`, :meth:`remove`, `allow`) reads all ids from
+            SSD, and joins of parts, which :meth:`commit` makes, take their DRAM on top like :meth:`compact`.
         grow_to
             The number of vectors that the index is to hold in that DRAM later, if larger than now. Without it, half of
             the DRAM that the longest codes leave holds buffers for more searches at a time, up to eight.
@@ -995,6 +998,7 @@ class ZoomIndex(Closing):
             "longest_list": state.longest_list,
             "parts": len(state.parts),
             "code_bytes": state.preview.book.code_bytes,
+            "codes": "ssd" if state.preview.on_ssd else "dram",
             "memory_bytes": self.memory_bytes,
             "planned_bytes": self._planned(),
             "dram": about.dram,
@@ -1069,7 +1073,9 @@ def _files_of(store: Store, reader: Reader, about: Description) -> tuple[Footpri
     """Return the count of the DRAM of an index, and the files of its parts."""
     cache = BitmapCache(max(1, attribute_bytes(about.dram) - _held_of_attributes(store, about)))
     footprint = Footprint(store, reader, cache, about)
-    return footprint, PartFiles(store, reader, cache, about.id_kind == "str", footprint.search_bytes)
+    return footprint, PartFiles(
+        store, reader, cache, about.id_kind == "str", footprint.search_bytes, wave_bytes(about.dram)
+    )
 
 
 def _shape(about: Description) -> tuple[object, ...]:

@@ -108,13 +108,13 @@ class PageRows:
     file
         The reader's handle.
     ids
-        uint32 or int64 ``[n]``: the id of each row.
+        uint32 or int64 ``[n]``: the id of each row; or a range, where ids ascend by one.
     allowed
         uint64 words, a bit for each row that may be found; None for all.
     """
 
     file: int
-    ids: npt.NDArray[Any]
+    ids: npt.NDArray[Any] | range
     allowed: npt.NDArray[np.uint64] | None = None
 
 

@@ -6,6 +6,7 @@ left that could improve on it. Where rows lie whole in their pages, all that is 
 """
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -94,7 +95,7 @@ def rank_rows(
     )  # fmt: skip
     sums = tally if tally is not None else np.zeros(1, READ_TALLY)
     page_rows, core = request.page_rows or (), backend.core
-    known = [core.PageRows(file=each.file, ids=each.ids, allowed=each.allowed) for each in page_rows] if core else []
+    known = [_known(core, each) for each in page_rows] if core is not None else []
     compiled = reader.compiled
     if core is None or compiled is None:
         rank_in_python(reader, request, workspace, pages, found, sums, rounds)
@@ -116,6 +117,13 @@ def rank_rows(
     )  # fmt: skip
     reader.run(ranking)
     return found
+
+
+def _known(core: Any, rows: PageRows) -> Any:
+    """Return the rows of a file as the core takes them."""
+    if isinstance(rows.ids, range):
+        return core.PageRows(file=rows.file, ids=None, first=rows.ids.start, rows=len(rows.ids), allowed=rows.allowed)
+    return core.PageRows(file=rows.file, ids=rows.ids, first=0, rows=len(rows.ids), allowed=rows.allowed)
 
 
 def _check_whole(offsets: Ints, row_bytes: int) -> None:

@@ -15,8 +15,9 @@ from memhier.ann import ZoomIndex
 from memhier.ann.zoom.construction import construct
 from memhier.ann.zoom.filters.bitmaps import BitmapCache
 from memhier.ann.zoom.renewal import merge
+from memhier.ann.zoom.storage.arrays import PartArrays
 from memhier.ann.zoom.storage.catalog import KIND, Description, load_preview
-from memhier.ann.zoom.storage.part import PartArrays, PartFiles
+from memhier.ann.zoom.storage.part import PartFiles
 from memhier.errors import BudgetError, LockedError
 from memhier.fields import stored_array
 from memhier.io.reader import Reader
@@ -128,7 +129,7 @@ def test_files_are_closed_with_the_last_that_has_them(tmp_path):
     ZoomIndex.build(tmp_path / "index", make(200), dram="4MiB").close()
     with Store.open(tmp_path / "index", kind=KIND) as store, Reader() as reader:
         about = Description.decode(store.get("index"), store.path)
-        files = PartFiles(store, reader, BitmapCache(1), texts=False, work_bytes=1 << 16)
+        files = PartFiles(store, reader, BitmapCache(1), texts=False, work_bytes=1 << 16, wave_bytes=1 << 16)
         part = files.load(about.parts[0], load_preview(store, about), about.row_bytes, about.schema)
         assert reader.stats()["files"] == 1
         other = replace(part, alive=None)

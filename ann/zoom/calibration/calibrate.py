@@ -21,8 +21,9 @@ import numpy.typing as npt
 from memhier.ann.zoom.calibration.needs import EPS, Needs, lists_of, measure_needs
 from memhier.ann.zoom.calibration.truth import NeighbourTruth
 from memhier.ann.zoom.pauses import pause
-from memhier.ann.zoom.preview.code_scan import CodedPart
 from memhier.ann.zoom.preview.preview import Effort, Preview
+from memhier.ann.zoom.preview.stored_codes import block_bytes, pages_of_lists
+from memhier.ann.zoom.preview.stored_scan import Parts
 from memhier.rows.ranking import page_rows_of
 
 __all__ = ["NEIGHBOURS", "RECALLS", "TARGET", "Calibration", "calibrate"]
@@ -51,6 +52,7 @@ _HOPELESS = 2  # times the least cost found, beyond which no more lists are trie
 _ALONE_LOSS = 0.4  # of the loss allowed, where rows are read alone
 _STORED = 7  # fields of an effort, without those of filters
 _UNLIKELY = 0.5  # of the loss allowed under a filter, for candidates that are hardly neighbours
+_ID_BYTES = 4  # of most ids
 _GROWTH = 0.5  # of the lists with the neighbours wanted, at least: a power
 
 Floats: TypeAlias = npt.NDArray[np.float32]
@@ -215,7 +217,7 @@ class Calibration:
         return cls(values["queries"], efforts, reached, alone, values["vectors"], values["changes"], values["tuned"])
 
 
-def calibrate(preview: Preview, parts: Sequence[CodedPart], truth: NeighbourTruth, row_bytes: int) -> Calibration:
+def calibrate(preview: Preview, parts: Parts, truth: NeighbourTruth, row_bytes: int) -> Calibration:
     """Return the efforts for vectors of `parts`; `truth` holds their neighbours and positions.
 
     If rows of `row_bytes` bytes lie whole in pages, a read of any row of a page also finds a neighbour on it.
@@ -235,19 +237,19 @@ def calibrate(preview: Preview, parts: Sequence[CodedPart], truth: NeighbourTrut
     if not efforts:  # only one vector, or copies of it
         some = 10 if preview.coding == "pq" else None
         efforts, reached = {1: [(1.0, Effort(preview.lists, eps=float(EPS[-1]), candidates=some), 1.0)]}, {1: 1.0}
-    vectors = sum(len(part.codes) for part in parts)
+    vectors = sum(part.rows for part in parts)
     return Calibration(len(truth.queries), efforts, reached, sorted(alone.items()), vectors)
 
 
 class _Measure:
     """The places of the true neighbours of the queries, by which efforts are judged."""
 
-    def __init__(self, preview: Preview, parts: Sequence[CodedPart], truth: NeighbourTruth, rows_of_page: int) -> None:
+    def __init__(self, preview: Preview, parts: Parts, truth: NeighbourTruth, rows_of_page: int) -> None:
         self._preview, self._parts, self._truth = preview, parts, truth
         self._rows_of_page = max(1, rows_of_page)
         self._turned = preview.turn(truth.queries)
         self._lists = np.where(truth.found >= 0, lists_of(parts, truth.found), -1)
-        sizes = np.sum([np.diff(part.starts) for part in parts], axis=0)
+        sizes = np.sum([_list_costs(preview, part.starts) for part in parts], axis=0)
         self._probes = self._route()
         present = self._probes >= 0
         self._sizes = np.where(present, sizes[self._probes], 0)
@@ -454,6 +456,14 @@ class _Measure:
     def _conformal(self, losses: npt.NDArray[Any]) -> npt.NDArray[Any]:
         count = len(self._turned)
         return (count * losses + 1) / (count + 1)
+
+
+def _list_costs(preview: Preview, starts: Ints) -> Ints:
+    """Return the cost of each list of a part, in codes scanned; with codes on SSD it has pages to read, too."""
+    rows: Ints = np.diff(starts)
+    if not preview.on_ssd:
+        return rows
+    return rows + _READ_COST * pages_of_lists(starts, block_bytes(preview.book.code_bytes, _ID_BYTES))
 
 
 def _mean_share(found: npt.NDArray[np.bool_], known: npt.NDArray[np.bool_]) -> float:

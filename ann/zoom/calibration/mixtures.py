@@ -6,7 +6,6 @@ longer ones drawn more often. Their neighbours lie elsewhere than those of singl
 that suffices for both kinds.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -15,9 +14,9 @@ import numpy.typing as npt
 
 from memhier.ann.zoom.calibration.calibrate import Calibration, calibrate
 from memhier.ann.zoom.calibration.truth import NeighbourTruth
-from memhier.ann.zoom.preview.code_scan import CodedPart
 from memhier.ann.zoom.preview.preview import Effort, Preview
 from memhier.ann.zoom.preview.space import PreviewSpace
+from memhier.ann.zoom.preview.stored_scan import Parts
 
 __all__ = ["calibrate_both", "play_queries"]
 
@@ -46,7 +45,7 @@ def play_queries(space: PreviewSpace, vectors: Floats, own: Ints, count: int, se
     return NeighbourTruth(space.queries(asked), everyone, count, space.lengths(asked))
 
 
-def calibrate_both(preview: Preview, parts: Sequence[CodedPart], truth: NeighbourTruth, row_bytes: int) -> Calibration:
+def calibrate_both(preview: Preview, parts: Parts, truth: NeighbourTruth, row_bytes: int) -> Calibration:
     """Return the efforts that suffice for queries among the vectors of the index, and for mixtures."""
     kinds = [np.flatnonzero(kind) for kind in (truth.own >= 0, truth.own < 0)]
     made = [calibrate(preview, parts, truth.of(rows), row_bytes) for rows in kinds if len(rows)]

@@ -13,8 +13,9 @@ import numpy.typing as npt
 
 from memhier.ann.zoom.calibration.truth import NeighbourTruth
 from memhier.ann.zoom.pauses import pause
-from memhier.ann.zoom.preview.code_scan import CodedPart, positions_of, split_positions
+from memhier.ann.zoom.preview.code_scan import positions_of, split_positions
 from memhier.ann.zoom.preview.preview import Effort, Preview
+from memhier.ann.zoom.preview.stored_scan import Parts
 
 __all__ = ["EPS", "USUAL_MOST", "Needs", "lists_of", "measure_needs"]
 
@@ -60,7 +61,7 @@ class Needs:
 
 def measure_needs(
     preview: Preview,
-    parts: Sequence[CodedPart],
+    parts: Parts,
     truth: NeighbourTruth,
     rows_of_page: int,
     numbers: Sequence[int],
@@ -191,7 +192,7 @@ class _Places:
         return Needs(self._widths, self._alone, ranks, pages.reshape(len(EPS), -1), usual, self._kth)
 
 
-def lists_of(parts: Sequence[CodedPart], positions: Ints) -> Ints:
+def lists_of(parts: Parts, positions: Ints) -> Ints:
     """Return the list that each position lies in."""
     lists = np.zeros(positions.shape, np.int64)
     number, rows = split_positions(positions)

@@ -9,6 +9,7 @@ from memhier.ann.zoom.preview.codes import CodeBook
 from memhier.ann.zoom.preview.preview import Effort, Preview, train_preview
 from memhier.ann.zoom.preview.space import PreviewSpace, fit_space
 from memhier.ann.zoom.source import VectorSource
+from memhier.ann.zoom.storage.layout import IndexLayout
 from memhier.ann.zoom.storage.snapshot import IndexSnapshot
 
 __all__ = ["begun", "stand_in", "uncalibrated"]
@@ -19,11 +20,12 @@ _NORM_ROOM = 4  # times the largest norm of the first vectors: the limit of late
 _EPS = 8.0  # standard errors: bounds so wide lose no neighbour, whatever the codes
 
 
-def stand_in(space: PreviewSpace, code_bytes: int, seed: int, *, rotate: bool) -> Preview:
+def stand_in(space: PreviewSpace, layout: IndexLayout, seed: int) -> Preview:
     """Return one list, and codes learned from random vectors, for an index that holds no vector."""
     sample = np.random.default_rng(seed).normal(size=(_ROWS, space.dimension)).astype(np.float32)
     inner = space.metric == "ip"
-    return train_preview(space.vectors(sample), 1, "rabitq", code_bytes, seed, rotate=rotate, inner=inner)
+    made = train_preview(space.vectors(sample), 1, "rabitq", layout.code_bytes, seed, rotate=layout.rotate, inner=inner)
+    return replace(made, on_ssd=layout.on_ssd)
 
 
 def uncalibrated() -> Calibration:
@@ -42,4 +44,4 @@ def begun(state: IndexSnapshot, seed: int) -> IndexSnapshot:
     rotate = isinstance(book, CodeBook) and book.rotation.ndim == 2
     sample = space.vectors(source.take(rows))
     preview = train_preview(sample, 1, "rabitq", book.code_bytes, seed, rotate=rotate, inner=inner)
-    return replace(state, space=space, preview=preview)
+    return replace(state, space=space, preview=replace(preview, on_ssd=state.preview.on_ssd))

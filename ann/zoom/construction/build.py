@@ -20,11 +20,11 @@ from memhier.ann.zoom.payload.stored import write_records
 from memhier.ann.zoom.preview.preview import Coding, Preview
 from memhier.ann.zoom.preview.space import Metric, PreviewSpace, fit_space
 from memhier.ann.zoom.source import VectorSource, open_source
+from memhier.ann.zoom.storage.arrays import compact_ids
 from memhier.ann.zoom.storage.catalog import Description, write_preview
 from memhier.ann.zoom.storage.fullview import RowWriter
 from memhier.ann.zoom.storage.ids import Ids
 from memhier.ann.zoom.storage.layout import IndexLayout, IndexSizes, fresh_bytes, plan_layout, read_depth
-from memhier.ann.zoom.storage.part import compact_ids
 from memhier.arguments import counted
 from memhier.io.page_file import PAGE_BYTES
 from memhier.io.reader import Reader
@@ -103,7 +103,7 @@ def _write_source(
     layout = options.layout or plan_layout(sizes, options.dram)
     if not source.count:
         space = PreviewSpace(options.metric, source.dimension, layout.padded, 1.0)
-        preview = stand_in(space, layout.code_bytes, options.seed, rotate=layout.rotate)
+        preview = stand_in(space, layout, options.seed)
         with store.begin() as tx:
             write_preview(tx, preview)
             about = _describe(source, space, preview, layout, names, schema, options)
@@ -125,7 +125,7 @@ def _write_source(
         with Reader(depth=read_depth(options.dram)) as reader, store.begin() as tx:
             for step in made.rows.write(RowWriter(tx.segment("p0-rows"), row_bytes)):
                 bar.update(step)
-            made.arrays.write(tx, "p0")
+            made.arrays.write(tx, "p0", made.preview)
             write_preview(tx, made.preview)
             if schema:
                 write_attributes(tx, "p0-a-", schema, columns, made.order)
@@ -166,6 +166,7 @@ def _describe(
         calibration=uncalibrated(),
         parts=[],
         id_kind="int64" if ids.texts is None else "str",
+        on_ssd=preview.on_ssd,
     )
 
 

@@ -19,10 +19,10 @@ from memhier.ann.zoom.preview.preview import Preview, train_preview
 from memhier.ann.zoom.preview.router import Router
 from memhier.ann.zoom.preview.space import PreviewSpace
 from memhier.ann.zoom.source import VectorSource
+from memhier.ann.zoom.storage.arrays import PartArrays
 from memhier.ann.zoom.storage.fullview import SortedRows, raw_rows
 from memhier.ann.zoom.storage.layout import IndexLayout
 from memhier.ann.zoom.storage.pages import page_order
-from memhier.ann.zoom.storage.part import PartArrays
 
 __all__ = ["BOOK_ROWS", "Constructed", "construct", "held_out_rows"]
 
@@ -139,9 +139,10 @@ def _train(source: VectorSource, space: PreviewSpace, layout: IndexLayout, held_
         part = slice(start, start + _SAMPLE_BLOCK)
         sample[part] = space.vectors(source.take(rows[part]))
     inner = space.metric == "ip"
-    return train_preview(
+    made = train_preview(
         sample, layout.lists, layout.coding, layout.code_bytes, seed, rotate=layout.rotate, inner=inner
     )
+    return replace(made, on_ssd=layout.on_ssd)
 
 
 def _list_order(lists: npt.NDArray[np.int32], count: int) -> tuple[Ints, Ints]:

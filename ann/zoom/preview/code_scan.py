@@ -1,7 +1,7 @@
 """Scan of coded residuals in inverted lists, with bounds: the native core's, or the same in NumPy without it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -60,6 +60,11 @@ class CodedPart:
     numbers: npt.NDArray[np.uint16]
     allowed: npt.NDArray[np.uint64] | None = None
 
+    @property
+    def rows(self) -> int:
+        """The number of rows."""
+        return len(self.codes)
+
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
@@ -77,6 +82,10 @@ class Candidates:
         float32 ``[q]``: the k-th smallest upper bound, or the most remoteness wanted where that is less.
     tally
         `SCAN_TALLY` ``[q]``.
+    ids
+        int64 ``[q, limit]`` of codes on SSD, which have their ids beside them; None of others.
+    reads
+        `memhier.io.read_arguments.READ_TALLY` ``[1]`` of codes on SSD; None of others.
     """
 
     positions: Ints
@@ -85,10 +94,19 @@ class Candidates:
     counts: Ints
     thresholds: Floats
     tally: Tallies
+    ids: Ints | None = None
+    reads: npt.NDArray[np.void] | None = None
 
     def take(self, chosen: npt.NDArray[np.bool_]) -> "Candidates":
         """Return those of some of the queries, bool ``[q]``."""
-        return Candidates(*(getattr(self, each.name)[chosen] for each in fields(self)))
+        names = [each.name for each in fields(self) if each.name != "reads" and getattr(self, each.name) is not None]
+        return replace(self, **{name: getattr(self, name)[chosen] for name in names})
+
+    def put(self, rows: Ints, more: "Candidates") -> None:
+        """Put those of other queries in the place of some."""
+        for name in ("positions", "lower", "estimates", "counts", "thresholds", "tally", "ids"):
+            if (mine := getattr(self, name)) is not None:
+                mine[rows] = getattr(more, name)
 
     def likely(self, k: int, eps: float, loss: float) -> Ints:
         """Return how many of each query to read, int64 ``[q]``, to miss at most `loss` of its neighbours on average.

@@ -10,7 +10,6 @@ router alone, make this a distance. In a centroid they are its list's radius, an
 all (Bachrach et al., Speeding Up the Xbox Recommender System, RecSys 2014); in a query its spread, and zero.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self, TypeAlias
 
@@ -33,12 +32,14 @@ from memhier.ann.zoom.preview.codes import CodeBook, train_codes
 from memhier.ann.zoom.preview.product import ProductBook, train_product
 from memhier.ann.zoom.preview.router import Router
 from memhier.ann.zoom.preview.scan import ProductLists, pq_scan
+from memhier.ann.zoom.preview.stored_scan import Parts, StoredPart, stored_scan
 
 __all__ = ["BOOK_ROWS_MOST", "CODINGS", "Coding", "Effort", "Preview", "train_preview"]
 
 Coding: TypeAlias = Literal["rabitq", "pq"]
 BOOK_ROWS_MOST = 16384  # of the sample, that a code book is learned from, at most
 _HALF_LOSS = 2**-12  # of a number in half precision
+_ROUTED_MORE = 8  # times the lists of an effort, where codes lie on SSD
 _LIFTED = 2  # coordinates of the router of inner products beside those of the vectors
 _BEFORE = -1e6  # a gap less than any
 _SURE = 3.8  # standard deviations of a residual along a line, that hardly a vector exceeds, of heavy tails either
@@ -107,6 +108,8 @@ class Preview:
         float32 ``[lists]``: root mean square distance of a list's vectors to its centroid.
     inner
         Whether vectors are sought by their inner product, and not by their distance.
+    on_ssd
+        Whether codes and ids stay on SSD, and a search reads those of its lists.
     lists, coding
         The number of inverted lists, and the kind of the codes.
     """
@@ -115,6 +118,7 @@ class Preview:
     book: CodeBook | ProductBook
     radii: Floats
     inner: bool = False
+    on_ssd: bool = False
     lists: int = field(init=False)
     coding: Coding = field(init=False)
 
@@ -237,7 +241,7 @@ class Preview:
     def search(
         self,
         turned: Floats,
-        parts: Sequence[CodedPart],
+        parts: Parts,
         k: int,
         effort: Effort,
         limit: int,
@@ -246,7 +250,10 @@ class Preview:
         """Return the candidates among the codes of `parts` for turned queries ``[q, d]``; `among` as :meth:`route`."""
         # Only a scan that may end before the last list needs their order.
         in_order = effort.gap < np.inf
-        probes = self.route(turned, effort.nprobe, in_order=in_order, among=among)
+        nprobe = effort.nprobe
+        if self.on_ssd and in_order:  # a wider search would read the first lists again
+            nprobe = min(_ROUTED_MORE * nprobe, self.lists if among is None else len(among))
+        probes = self.route(turned, nprobe, in_order=in_order, among=among)
         if isinstance(self.book, ProductBook):
             return self._search_product(turned, probes, parts, effort.candidates or k)
         wanted, eps = (k, effort.eps) if effort.candidates is None else (effort.candidates, 0.0)
@@ -259,7 +266,7 @@ class Preview:
         self,
         turned: Floats,
         probes: Ints,
-        parts: Sequence[CodedPart],
+        parts: Parts,
         k: int,
         *,
         eps: float,
@@ -275,16 +282,20 @@ class Preview:
         if self.inner:
             inner = np.stack([self.book.wrongness(turned), self.book.spread(turned)], axis=1)
         most = np.full(len(turned), np.inf, np.float32) if most is None else most
-        return code_scan(
+        queries, lists = (
             ScanQueries(turned, probes, most, inner),
             CodeLists(self.router.centroids, self.radii, self.book),
-            parts,
-            ScanLimits(k, eps, limit, least, gap, clear),
         )
+        limits = ScanLimits(k, eps, limit, least, gap, clear)
+        stored = [part for part in parts if isinstance(part, StoredPart)]
+        if stored:
+            return stored_scan(queries, lists, stored, limits)
+        return code_scan(queries, lists, [part for part in parts if isinstance(part, CodedPart)], limits)
 
-    def _search_product(self, turned: Floats, probes: Ints, parts: Sequence[CodedPart], candidates: int) -> Candidates:
-        assert isinstance(self.book, ProductBook)
+    def _search_product(self, turned: Floats, probes: Ints, parts: Parts, candidates: int) -> Candidates:
         (part,) = parts  # the paper's form is written once
+        assert isinstance(self.book, ProductBook)
+        assert isinstance(part, CodedPart)
         lists = ProductLists(self.router.centroids, part.starts, part.codes, self.book.books)
         positions, distances, scanned = pq_scan(turned, probes, lists, candidates, inner=self.inner)
         tally = np.zeros(len(turned), SCAN_TALLY)

@@ -34,7 +34,6 @@ from memhier.ann.zoom.renewal.kept_vectors import KeptVectors
 from memhier.ann.zoom.renewal.merge import (
     WRITTEN_BYTES,
     Merged,
-    Spread,
     first_to_join,
     merge_parts,
     merged_bytes,
@@ -45,14 +44,16 @@ from memhier.ann.zoom.renewal.renewal import Made, Renewed, Task, renew, write_r
 from memhier.ann.zoom.renewal.room import AddedBytes, check_range, check_room, check_values
 from memhier.ann.zoom.renewal.spill import write_coded
 from memhier.ann.zoom.source import VectorSource
+from memhier.ann.zoom.storage.arrays import PartArrays, Spread
 from memhier.ann.zoom.storage.catalog import AUDIT_KEY, Description, write_preview
 from memhier.ann.zoom.storage.fresh import Fresh, fresh_row_bytes, value_bytes
 from memhier.ann.zoom.storage.fullview import RowWriter
 from memhier.ann.zoom.storage.ids import Ids, Located, locate, locate_all, refuse_known
 from memhier.ann.zoom.storage.layout import IndexLayout, fresh_bytes, lists_anew
-from memhier.ann.zoom.storage.part import IndexPart, PartArrays, PartFiles
+from memhier.ann.zoom.storage.part import IndexPart, PartFiles
 from memhier.ann.zoom.storage.prepared import drop_prepared, note_prepared, publish_prepared
 from memhier.ann.zoom.storage.snapshot import Footprint, IndexSnapshot
+from memhier.ann.zoom.storage.stored_arrays import StoredArrays
 from memhier.arguments import counted
 from memhier.errors import BudgetError, ClosedError
 from memhier.io.page_file import PAGE_BYTES
@@ -508,7 +509,7 @@ class IndexWriter:
         try:
             with self._begin() as tx:
                 entries, _ = self._written(tx, renewed.parts, state)
-                pieces: list[PartArrays | Spread] = [made.spread for made in renewed.parts]
+                pieces: list[PartArrays | StoredArrays | Spread] = [made.spread for made in renewed.parts]
                 tx.adopt(renewed.staging)
                 if any(part.alive_count for part in task.parts):
                     arrays, _ = write_recoded(tx, task, task.parts, preview, self._reader)
@@ -535,7 +536,9 @@ class IndexWriter:
         count = sum(part.alive_count for part in state.parts)
         lists = lists_anew(count, state.preview.lists, padded, about.dram, spare)
         rotate = isinstance(book, CodeBook) and book.rotation.ndim == 2
-        return IndexLayout(lists, "rabitq", book.code_bytes, padded, rotate, about.searches, about.dram)
+        return IndexLayout(
+            lists, "rabitq", book.code_bytes, padded, rotate, about.searches, about.dram, state.preview.on_ssd
+        )
 
     def _written(
         self, tx: Transaction, pieces: Sequence[IndexPart | Made], state: IndexSnapshot
@@ -573,7 +576,7 @@ class IndexWriter:
         joined = state.parts[first:]
         writer = RowWriter(tx.segment(f"{name}-rows"), state.row_bytes)
         merged = merge_parts(joined, state.preview, self._reader, writer, self._work_bytes, self._moves_rows(state))
-        merged.arrays.write(tx, name)
+        merged.arrays.write(tx, name, state.preview)
         if merged.rows is not None:
             write_carried(tx, name, joined, self.about.schema, merged.rows, self._work_bytes)
         return merged

@@ -13,16 +13,18 @@ from memhier.ann.zoom.ids.stored_texts import write_texts
 from memhier.ann.zoom.ids.texts import Texts
 from memhier.ann.zoom.pauses import pause
 from memhier.ann.zoom.payload.stored import in_order, write_records
-from memhier.ann.zoom.preview.blocks import codes_of, interleave
+from memhier.ann.zoom.preview.blocks import interleave
 from memhier.ann.zoom.preview.code_scan import positions_of
 from memhier.ann.zoom.preview.codes import CodeBook
 from memhier.ann.zoom.preview.preview import Preview
 from memhier.ann.zoom.source import VectorSource
+from memhier.ann.zoom.storage.arrays import PartArrays, Spread, compact_ids
 from memhier.ann.zoom.storage.fresh import Fresh
 from memhier.ann.zoom.storage.fullview import RowWriter, vectors_of
 from memhier.ann.zoom.storage.ids import Located, texts_at
 from memhier.ann.zoom.storage.pages import page_order
-from memhier.ann.zoom.storage.part import IndexPart, PartArrays, compact_ids
+from memhier.ann.zoom.storage.part import IndexPart
+from memhier.ann.zoom.storage.stored_arrays import StoredArrays
 from memhier.errors import CorruptionError
 from memhier.io.reader import Reader
 from memhier.shield import check_interrupt
@@ -32,27 +34,24 @@ __all__ = [
     "WRITTEN_BYTES",
     "Merged",
     "PartsSource",
-    "Spread",
     "alive_blocks",
     "first_to_join",
     "merge_parts",
     "merged_bytes",
     "radii_of",
-    "spread_of",
     "write_carried",
 ]
 
 _CHUNK_BYTES = 16 << 20  # held while vectors are put in order
 _ROW_BYTES = 48  # of a row on its way: list, part and row, id and numbers
 _FEWEST_ROWS = 16
-_RADII_ROWS = 1 << 12
+_ID_ROWS = 1 << 16  # whose ids are read at a time
 WRITTEN_BYTES = 64  # of a row of an attribute that is being written
 _JOIN = 2  # a part is joined with those after it once they hold half as many rows
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int64]
 Bytes: TypeAlias = npt.NDArray[np.uint8]
-Spread: TypeAlias = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +110,7 @@ def merge_parts(
     assert isinstance(book, CodeBook)  # the paper's form is written once
     total = sum(part.alive_count for part in parts)
     codes, values = np.empty((total, book.code_bytes), np.uint8), np.empty((2, total), np.uint16)
-    ids = np.empty(total, np.result_type(*(part.arrays.ids.dtype for part in parts)))
+    ids = np.empty(total, np.result_type(*(part.arrays.id_dtype for part in parts)))
     offsets = np.cumsum([0, *map(len, parts)])
     rows = np.empty(total if with_rows else 0, np.uint32 if offsets[-1] <= 2**32 else np.int64)
     files = np.array([part.file for part in parts], np.int32)
@@ -181,27 +180,9 @@ def first_to_join(
     return first
 
 
-def spread_of(arrays: PartArrays, preview: Preview) -> Spread:
-    """Return the spread of the vectors of a part around their centroids, removed ones included, ``[2, lists]``.
-
-    It is the sum of their squared distances, and their number.
-    """
-    unit = getattr(preview.book, "unit", 1.0)
-    lists = len(arrays.starts) - 1
-    squared, low = np.zeros(lists), 0
-    while low < lists:  # a few lists at a time
-        high = max(low + 1, int(np.searchsorted(arrays.starts, arrays.starts[low] + _RADII_ROWS, side="right")) - 1)
-        starts = arrays.starts[low : high + 1]
-        away = arrays.numbers[0, starts[0] : starts[-1]].view(np.float16).astype(np.float64) * unit
-        sums = np.concatenate([[0.0], np.cumsum(np.square(away))])
-        squared[low:high] = np.diff(sums[starts - starts[0]])
-        low = high
-    return np.stack([squared, np.diff(arrays.starts)])
-
-
-def radii_of(pieces: Sequence[PartArrays | Spread], preview: Preview) -> Floats:
+def radii_of(pieces: Sequence[PartArrays | StoredArrays | Spread], preview: Preview) -> Floats:
     """Return the root mean square distance of the vectors of each list to its centroid, of all pieces together."""
-    spreads = [spread_of(each, preview) if isinstance(each, PartArrays) else each for each in pieces]
+    spreads = [each if isinstance(each, np.ndarray) else each.spread(preview) for each in pieces]
     if not spreads:
         return preview.radii
     squared, counts = np.sum(spreads, axis=0)
@@ -255,14 +236,14 @@ def _chunk(taken: Sequence[tuple[npt.NDArray[Any], ...]]) -> _Chunk:
 
 def _take(part: IndexPart, number: int, starts: Ints, book: CodeBook) -> tuple[npt.NDArray[Any], ...]:
     """Return the rows alive in the lists of a part that begin and end at `starts`: first their number in each list."""
-    arrays = part.arrays
     rows = np.arange(starts[0], starts[-1])
     alive = part.is_alive(rows)
     member = np.repeat(np.arange(len(starts) - 1), np.diff(starts))[alive]
     rows = rows[alive]
+    found = part.arrays.take(rows, book)
     return (
         np.bincount(member, minlength=len(starts) - 1), member, np.full(len(rows), number, np.int32), rows,
-        codes_of(arrays.codes, rows, book.dimensions), arrays.ids[rows], arrays.numbers[:, rows].T,
+        found.codes, found.ids, found.numbers.T,
     )  # fmt: skip
 
 
@@ -301,6 +282,12 @@ def write_carried(
         write_texts(tx, f"{name}-texts", texts_in_order(take, rows))
 
 
+def _ids_of(part: IndexPart, rows: Ints) -> Ints:
+    """Return the ids of ascending rows."""
+    pieces = [part.arrays.ids_of(rows[at : at + _ID_ROWS]).astype(np.int64) for at in range(0, len(rows), _ID_ROWS)]
+    return np.concatenate([np.empty(0, np.int64), *pieces])
+
+
 class PartsSource(VectorSource):
     """The vectors alive in all parts, in their order, as a source to build from.
 
@@ -318,7 +305,7 @@ class PartsSource(VectorSource):
         alive = [np.flatnonzero(part.is_alive(np.arange(len(part)))) for part in parts]
         self.rows: Ints = np.concatenate([rows + start for rows, start in zip(alive, self._offsets[:-1], strict=True)])
         self.ids: npt.NDArray[Any] = compact_ids(
-            np.concatenate([part.arrays.ids[rows].astype(np.int64) for part, rows in zip(parts, alive, strict=True)])
+            np.concatenate([_ids_of(part, rows) for part, rows in zip(parts, alive, strict=True)])
         )
         self.count: int
         self.dimension: int
@@ -351,7 +338,7 @@ class PartsSource(VectorSource):
         at = int(np.searchsorted(self._offsets, row, "right")) - 1
         part, row = self._parts[at], row - int(self._offsets[at])
         texts = None if part.texts is None else part.texts.read(np.array([row]))
-        name = int(part.arrays.ids[row]) if texts is None else texts[0]
+        name = int(part.arrays.ids_of(np.array([row]))[0]) if texts is None else texts[0]
         raise CorruptionError(
             f"the vector of id {name!r} (row {row} of part {part.name}) holds NaN or infinity, behind a right "
             "checksum; remove or update this id, and call again"

@@ -22,12 +22,13 @@ from memhier.ann.zoom.filters.bitmaps import BitmapCache, Words, pack
 from memhier.ann.zoom.pauses import pause
 from memhier.ann.zoom.preview.preview import Preview
 from memhier.ann.zoom.preview.space import PreviewSpace
-from memhier.ann.zoom.renewal.merge import PartsSource, Spread, merge_parts, spread_of, write_carried
+from memhier.ann.zoom.renewal.merge import PartsSource, merge_parts, write_carried
 from memhier.ann.zoom.renewal.spill import write_coded
+from memhier.ann.zoom.storage.arrays import PartArrays, Spread
 from memhier.ann.zoom.storage.catalog import write_preview
 from memhier.ann.zoom.storage.fullview import RowWriter
 from memhier.ann.zoom.storage.layout import IndexLayout
-from memhier.ann.zoom.storage.part import IndexPart, PartArrays, PartFiles
+from memhier.ann.zoom.storage.part import IndexPart, PartFiles
 from memhier.io.page_file import PAGE_BYTES
 from memhier.io.reader import Reader
 from memhier.store.store import Staging, Store, Transaction
@@ -77,7 +78,7 @@ class Task:
         """Open the parts with a reader of their own, which no search uses, and which keeps their files open."""
         with Reader(depth=DEPTH) as reader:
             texts = any(part.texts is not None for part in self.parts)
-            files = PartFiles(self.store, reader, BitmapCache(1), texts, PAGE_BYTES)
+            files = PartFiles(self.store, reader, BitmapCache(1), texts, PAGE_BYTES, PAGE_BYTES)
             parts = [
                 files.open(part.name, part.arrays, self.row_bytes, self.schema, part.alive, part.alive_name)
                 for part in self.parts
@@ -102,7 +103,7 @@ class Made:
     rows
         Integers ``[n]``: number of each row when all rows of the replaced parts are counted, removed ones included.
     spread
-        The spread of its vectors; see `memhier.ann.zoom.renewal.merge.spread_of`.
+        The spread of its vectors; see `memhier.ann.zoom.storage.arrays.PartArrays.spread`.
     """
 
     name: str
@@ -167,7 +168,7 @@ def join(task: Task) -> Made:
         writer = RowWriter(staging.segment(f"{task.name}-rows"), task.row_bytes)
         merged = merge_parts(parts, task.preview, reader, writer, task.work_bytes, True)
         assert merged.rows is not None
-        merged.arrays.write(staging, task.name)
+        merged.arrays.write(staging, task.name, task.preview)
         write_carried(staging, task.name, parts, task.schema, merged.rows, task.work_bytes)
         return _made(task, staging, merged.arrays, task.preview, merged.rows)
 
@@ -186,7 +187,7 @@ def renew(task: Task, layout: IndexLayout, seed: int, changes: int) -> Renewed:
             for leftover in scratch.glob("bucket-*"):
                 leftover.unlink()
         rows = source.rows[made.order]
-        made.arrays.write(staging, task.name)
+        made.arrays.write(staging, task.name, made.preview)
         write_carried(staging, task.name, parts, task.schema, rows, task.work_bytes)
         part = _made(task, staging, made.arrays, made.preview, rows)
         write_preview(lists, made.preview, radii=False)
@@ -228,4 +229,4 @@ def _made(task: Task, staging: Staging, arrays: PartArrays, preview: Preview, ro
     staging.finish()
     replaced = tuple(part.name for part in task.parts)
     narrow = rows.astype(np.uint32 if sum(map(len, task.parts)) <= 2**32 else np.int64)
-    return Made(task.name, replaced, arrays.entry(task.name), staging, narrow, spread_of(arrays, preview))
+    return Made(task.name, replaced, arrays.entry(task.name), staging, narrow, arrays.spread(preview))

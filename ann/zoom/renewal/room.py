@@ -10,10 +10,10 @@ from memhier.ann.zoom.filters.bitmaps import bitmap_bytes
 from memhier.ann.zoom.ids.stored_texts import PAGE_DRAM, text_pages
 from memhier.ann.zoom.payload.stored import records_bytes
 from memhier.ann.zoom.preview.space import PreviewSpace
+from memhier.ann.zoom.storage.arrays import compact_dtype
 from memhier.ann.zoom.storage.fullview import stored_bytes
 from memhier.ann.zoom.storage.ids import Ids
 from memhier.ann.zoom.storage.layout import PART_BYTES
-from memhier.ann.zoom.storage.part import compact_dtype
 from memhier.ann.zoom.storage.snapshot import IndexSnapshot
 from memhier.budget import format_bytes
 from memhier.errors import BudgetError
@@ -90,12 +90,13 @@ def check_room(
     more, texts = len(ids.numbers), ids.texts
     count = more + len(state.fresh.ids)
     id_bytes = compact_dtype(ids.numbers, state.fresh.ids).itemsize
-    each = state.preview.book.code_bytes + _NUMBERS_BYTES + id_bytes
+    on_disk = state.preview.book.code_bytes + _NUMBERS_BYTES + id_bytes
+    each = 0 if state.preview.on_ssd else on_disk
     per_part = 8 * (state.preview.lists + 1) + PART_BYTES
     # Waiting vectors are copied when others join them. A removal makes a second bitmap.
     needed = held - state.fresh.memory_bytes + 2 * waiting + per_part + count * each
     needed += (2 + filters) * bitmap_bytes(count)
-    needed += 4 * ((stored_bytes(count, state.row_bytes) + count * each) // PAGE_BYTES + 1)
+    needed += 4 * ((stored_bytes(count, state.row_bytes) + count * on_disk) // PAGE_BYTES + 2)
     needed += records_bytes(count, added.records + state.fresh.record_bytes)
     needed += added.work
     # On SSD the items of lists that wait take no more than they do in DRAM.

@@ -9,9 +9,9 @@ from memhier.ann.zoom.preview.codes import CodeBook
 from memhier.ann.zoom.preview.preview import Preview
 from memhier.ann.zoom.preview.space import PreviewSpace
 from memhier.ann.zoom.source import VectorSource
+from memhier.ann.zoom.storage.arrays import PartArrays, compact_ids
 from memhier.ann.zoom.storage.fullview import RowWriter, raw_rows
 from memhier.ann.zoom.storage.pages import page_order
-from memhier.ann.zoom.storage.part import PartArrays, compact_ids
 from memhier.store.store import Staging, Transaction
 
 __all__ = ["code_vectors", "write_coded"]
@@ -43,7 +43,7 @@ def write_coded(
     for start in range(0, len(order), step):
         writer.append(raw_rows(source.take(order[start : start + step])))
     writer.finish()
-    arrays.write(tx, name)
+    arrays.write(tx, name, preview)
     return arrays, order
 
 

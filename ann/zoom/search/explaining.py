@@ -10,13 +10,14 @@ import numpy.typing as npt
 from memhier.ann.zoom.filters.bitmaps import unpack
 from memhier.ann.zoom.preview.code_scan import Candidates, CodedPart, split_positions
 from memhier.ann.zoom.preview.preview import Effort
+from memhier.ann.zoom.preview.stored_scan import StoredPart
 from memhier.ann.zoom.search.explanation import CandidateRecord, Explanation
 from memhier.ann.zoom.search.planning import Plan
 from memhier.ann.zoom.search.results import SearchResult
 from memhier.ann.zoom.search.search import Search
 from memhier.ann.zoom.search.trace import Trace
 from memhier.ann.zoom.storage.ids import Located, texts_at
-from memhier.ann.zoom.storage.part import IndexPart, gather
+from memhier.ann.zoom.storage.part import IndexPart, ids_at
 from memhier.io.page_file import PAGE_BYTES
 
 __all__ = ["explain"]
@@ -65,7 +66,7 @@ def _scans(search: Search, turned: Floats, trace: Trace) -> Iterator[tuple[int, 
             yield number, count
 
 
-def _codes_in(part: CodedPart, number: int) -> int:
+def _codes_in(part: CodedPart | StoredPart, number: int) -> int:
     start, stop = int(part.starts[number]), int(part.starts[number + 1])
     if part.allowed is None or start == stop:
         return stop - start
@@ -96,7 +97,7 @@ def _of_codes(search: Search, plan: Plan, query: Floats, trace: Trace, codes: Ca
     distances = np.full(count, np.inf, np.float32)
     distances[rounds > 0] = _distances(search, query, positions[rounds > 0])
     bounds = (state.space.distances(each[None, :count], query)[0] for each in (lower, codes.estimates[0]))
-    named: npt.NDArray[Any] = gather(state.parts, positions)[2]
+    named: npt.NDArray[Any] = ids_at(state.parts, positions)
     if state.fresh.texts is not None:
         places = Located(positions, np.full(count, -1, np.int64))
         named = texts_at(state.parts, state.fresh, places, search.tally).objects()
@@ -159,7 +160,7 @@ def _distances(search: Search, query: Floats, positions: Ints) -> Floats:
         query, positions, np.array([count]), lower=np.full(count, -np.inf, np.float32),
         thresholds=np.full(1, np.inf, np.float32), k=count, first_round=count,
     )  # fmt: skip
-    ids = gather(search.snapshot.parts, positions)[2]
+    ids = ids_at(search.snapshot.parts, positions)
     found = np.empty(count, np.float32)
     found[np.argsort(ids)] = ranking.distances[0, np.argsort(ranking.ids[0])]
     return found

@@ -179,10 +179,12 @@ class _Scan:
         return results
 
     def _scan(self, chosen: Ints, probes: Ints, limit: int) -> Candidates:
-        return self._snapshot.preview.scan(
+        found = self._snapshot.preview.scan(
             self._turned[chosen], np.ascontiguousarray(probes), self._search.selection.rows.coded, limit,
             eps=self._eps, limit=limit, most=self._most[chosen],
         )  # fmt: skip
+        self._search.count_reads(found)
+        return found
 
     def _rank(self, chosen: Ints, found: Candidates, rows: Ints) -> None:
         counts = found.counts[rows]
@@ -195,6 +197,7 @@ class _Scan:
         ranking = search.rank(
             self.queries[chosen], found.positions[rows][inside], counts, lower=everything,
             thresholds=np.full(len(chosen), np.inf, np.float32), k=most, first_round=most,
+            ids=None if found.ids is None else found.ids[rows][inside],
         )  # fmt: skip
         _add(self._tally, chosen, ranking.tally)
         if search.sightings is not None:

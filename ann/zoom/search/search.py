@@ -11,10 +11,11 @@ from memhier.ann.zoom.filters.where import evaluate, parse_for
 from memhier.ann.zoom.ids.collection import collected
 from memhier.ann.zoom.preview.code_scan import SCAN_TALLY, Candidates, positions_of
 from memhier.ann.zoom.preview.preview import Effort
+from memhier.ann.zoom.preview.stored_scan import Parts
 from memhier.ann.zoom.search.trace import Trace
 from memhier.ann.zoom.storage.fullview import make_workspace
 from memhier.ann.zoom.storage.ids import Located, Sightings, locate, with_repeats
-from memhier.ann.zoom.storage.part import Findable, findable, gather
+from memhier.ann.zoom.storage.part import Findable, findable, gather, ids_at
 from memhier.ann.zoom.storage.snapshot import IndexSnapshot
 from memhier.io.read_arguments import READ_TALLY, Tallies
 from memhier.io.reader import Reader
@@ -242,20 +243,45 @@ class Search:
         positions: Ints,
         counts: Ints,
         *,
+        ids: Ints | None = None,
         rounds: npt.NDArray[np.int32] | None = None,
         **bounds: Any,
     ) -> Ranking:
         """Read the vectors at positions, `counts` of each query; `bounds` are the rest of a `RankRequest`.
 
-        `rounds` is filled as `memhier.rows.ranking.rank_rows` does.
+        `rounds` is filled as `memhier.rows.ranking.rank_rows` does. Where ids stay on SSD, `ids` are those known of the
+        positions.
         """
         snapshot = self.snapshot
-        files, offsets, ids = gather(snapshot.parts, positions)
+        files, offsets, names = gather(snapshot.parts, positions)
         request = RankRequest(
             queries=queries, metric=snapshot.space.metric, dtype=snapshot.dtype.name, row_bytes=snapshot.row_bytes,
-            first=np.concatenate([[0], np.cumsum(counts)]), files=files, offsets=offsets, ids=ids, **bounds,
+            first=np.concatenate([[0], np.cumsum(counts)]), files=files, offsets=offsets, ids=names, **bounds,
         )  # fmt: skip
-        return rank_rows(self.reader, request, self.workspace, hot=snapshot.hot, tally=self.tally, rounds=rounds)
+        ranking = rank_rows(self.reader, request, self.workspace, hot=snapshot.hot, tally=self.tally, rounds=rounds)
+        return self._named(ranking, positions, ids) if snapshot.preview.on_ssd else ranking
+
+    def count_reads(self, candidates: Candidates) -> None:
+        """Count the reads of codes on SSD."""
+        if candidates.reads is not None:
+            for name in READ_TALLY.names or ():
+                self.tally[name] += candidates.reads[name]
+
+    def _named(self, ranking: Ranking, positions: Ints, ids: Ints | None) -> Ranking:
+        """Return a ranking with ids in the place of positions; `ids` are those of `positions`, as far as known."""
+        found = ranking.ids
+        wanted = np.unique(found[found >= 0])
+        names = np.full(len(wanted), -1, np.int64)
+        is_known = np.zeros(len(wanted), np.bool_)
+        if ids is not None and len(ids):
+            order = np.argsort(positions, kind="stable")
+            place = order[np.minimum(np.searchsorted(positions, wanted, sorter=order), len(order) - 1)]
+            is_known = positions[place] == wanted
+            names[is_known] = ids[place[is_known]]
+        names[~is_known] = ids_at(self.snapshot.parts, wanted[~is_known], self.tally)
+        out = np.full_like(found, -1)
+        out[found >= 0] = names[np.searchsorted(wanted, found[found >= 0])]
+        return replace(ranking, ids=out)
 
     def note(self, ranking: Ranking, wanted: npt.NDArray[np.bool_] | None = None) -> None:
         """Note where the ranked vectors are, or those `wanted`, to read their strings."""
@@ -275,7 +301,7 @@ class Search:
         snapshot, (coded, _, _, among) = self.snapshot, self.selection.rows
         lists = snapshot.preview.lists if among is None else len(among)
         turned = snapshot.preview.turn(snapshot.space.queries(queries, first))
-        candidates = snapshot.preview.search(turned, coded, k, effort, limit, among)
+        candidates = self._scanned(turned, coded, k, effort, limit, among)
         is_open = candidates.counts < k
         if effort.gap < np.inf:
             is_open |= candidates.tally["open"] > 0
@@ -286,10 +312,9 @@ class Search:
             left = []
             for start in range(0, len(short), step):
                 some = short[start : start + step]
-                more = snapshot.preview.search(turned[some], coded, k, wider, limit, among)
+                more = self._scanned(turned[some], coded, k, wider, limit, among)
                 more.tally["scanned"] += candidates.tally["scanned"][some]  # once more
-                for name in ("positions", "lower", "estimates", "counts", "thresholds", "tally"):
-                    getattr(candidates, name)[some] = getattr(more, name)
+                candidates.put(some, more)
                 left.append(some[(more.counts < k) | ((more.tally["open"] > 0) & (wider.gap < np.inf))])
             short = np.concatenate(left)
         if self.trace is not None:
@@ -301,6 +326,13 @@ class Search:
             np.minimum(candidates.counts, most, out=candidates.counts)
         if effort.loss > 0:
             candidates = replace(candidates, counts=candidates.likely(k, effort.eps, effort.loss))
+        return candidates
+
+    def _scanned(
+        self, turned: Floats, coded: Parts, k: int, effort: Effort, limit: int, among: Ints | None
+    ) -> Candidates:
+        candidates = self.snapshot.preview.search(turned, coded, k, effort, limit, among)
+        self.count_reads(candidates)
         return candidates
 
     def _rank(
@@ -317,6 +349,7 @@ class Search:
         rounds = None if self.trace is None else np.zeros(len(positions), np.int32)
         ranking = self.rank(
             queries, positions, candidates.counts, lower=lower[inside], thresholds=thresholds, k=k, rounds=rounds,
+            ids=None if candidates.ids is None else candidates.ids[inside],
             first_round=effort.candidates or (k + k // 2 if effort.loss else k),
             max_reads=limits.max_reads, deadline=limits.deadline,
             page_rows=self.selection.rows.page_rows if self.snapshot.page_rows and bounded else None,

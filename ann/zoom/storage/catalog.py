@@ -40,8 +40,8 @@ __all__ = ["AUDIT_KEY", "KIND", "VERSION", "Description", "load_preview", "write
 
 KIND = "zoom-index"
 AUDIT_KEY = "audit"  # of the record of the audit
-VERSION = 8
-_READ = (6, 7)  # versions read beside it: 7 has no lists as attributes, 6 no documents either
+VERSION = 9
+_READ = (6, 7, 8)  # versions read beside it: 8 has no codes on SSD, 7 no lists as attributes, 6 no documents either
 
 
 _NAME = text(r"[A-Za-z0-9_-]{1,100}")
@@ -86,7 +86,7 @@ _CHECK = record(
         "hot": sequence(row(_PART, integer())),
         "id_kind": one_of("int64", "str"),
     },
-    {"documents": sequence(text(r"[\s\S]{1,200}"), most=NAMES_MOST)},
+    {"documents": sequence(text(r"[\s\S]{1,200}"), most=NAMES_MOST), "on_ssd": boolean},
 )  # fmt: skip
 
 
@@ -120,6 +120,8 @@ class Description:
         The type of the ids.
     documents
         Names of the documents, in the order of their numbers.
+    on_ssd
+        Whether codes and ids stay on SSD.
     """
 
     dtype: str
@@ -140,6 +142,7 @@ class Description:
     hot: list[tuple[str, int]] = field(default_factory=list)
     id_kind: IdKind = "int64"
     documents: list[str] = field(default_factory=list)
+    on_ssd: bool = False
 
     @property
     def row_bytes(self) -> int:
@@ -175,6 +178,8 @@ class Description:
             raise CorruptionError(f"{where}: {space.dimension} dimensions in a space of {space.padded}")
         if len({*found.documents, *found.schema}) != len(found.documents) + len(found.schema):
             raise CorruptionError(f"{where}: attributes and documents of one name")
+        if found.on_ssd and found.coding != "rabitq":
+            raise CorruptionError(f"{where}: codes of preview='pq' on SSD")
         if found.calibration.efforts.keys() != found.calibration.reached.keys():
             raise CorruptionError(f"{where}: efforts and recalls are of other numbers of neighbours")
         return found
@@ -215,7 +220,7 @@ def load_preview(store: Store, about: Description) -> Preview:
         book = _load_book(store, dimension)
         if book.code_bytes != about.book_bytes:
             raise CorruptionError(f"{store.path}: codes of {book.code_bytes} bytes, expected {about.book_bytes}")
-        return Preview(router, book, radii, inner)
+        return Preview(router, book, radii, inner, about.on_ssd)
 
 
 def _load_book(store: Store, dimension: int) -> CodeBook:

@@ -5,10 +5,13 @@ from dataclasses import dataclass
 from memhier.ann.zoom.filters.bitmaps import bitmap_bytes
 from memhier.ann.zoom.ids.stored_texts import PAGE_DRAM
 from memhier.ann.zoom.payload.stored import records_bytes
+from memhier.ann.zoom.preview.blocks import BLOCK_ROWS
 from memhier.ann.zoom.preview.preview import Coding
 from memhier.ann.zoom.preview.router import EXACT_LISTS, router_bytes_per_list
 from memhier.ann.zoom.preview.scan import CODES_PER_BOOK
 from memhier.ann.zoom.preview.space import Metric, core_dimension
+from memhier.ann.zoom.preview.stored_codes import block_bytes
+from memhier.ann.zoom.preview.stored_scan import WAVE_COPIES
 from memhier.ann.zoom.storage.fullview import stored_bytes, workspace_bytes
 from memhier.budget import format_bytes
 from memhier.errors import BudgetError
@@ -27,6 +30,7 @@ __all__ = [
     "plan_layout",
     "read_depth",
     "scan_bytes",
+    "wave_bytes",
 ]
 
 _VECTORS_PER_LIST = 100  # lists are 1 % of n; shorter lists probe finer, but each costs its centroid
@@ -44,6 +48,9 @@ _FRESH_SHARE = 1 / 32  # of the budget, for vectors that were not yet written
 _FRESH_MOST = 8 << 20
 _ATTRIBUTES_SHARE = 1 / 32  # of the budget, for facts about attributes and for bitmaps of filters
 _ROTATION_SHARE = 0.4  # of the budget, at most, for the rotation; codes without one tell a third as much
+_STORED_BITS = 1  # an axis, of codes on SSD: longer ones take more pages to read
+_LISTS_ROOM = 2  # times the bytes of all rows: blocks and pages are not full
+_LONGEST_MEAN = 1600  # vectors of a list, where codes lie on SSD
 _WIDEST, _NARROWEST = 32, 4  # axes that one byte of a product-quantised code describes
 
 
@@ -109,6 +116,8 @@ class IndexLayout:
         Searches at a time; each has its own buffers.
     memory_bytes
         DRAM the index will hold when open, everything counted.
+    on_ssd
+        Whether codes and ids stay on SSD.
     """
 
     lists: int
@@ -118,11 +127,17 @@ class IndexLayout:
     rotate: bool
     searches: int
     memory_bytes: int
+    on_ssd: bool = False
 
 
 def scan_bytes(dram: int) -> int:
     """Return the DRAM for the candidates of queries that are searched together."""
     return max(64 << 10, min(512 << 10, dram // 64))
+
+
+def wave_bytes(dram: int) -> int:
+    """Return the bytes of codes on SSD that a scan reads at a time, at most."""
+    return max(16 << 10, min(256 << 10, dram // 64))
 
 
 def codes_can_grow(code_bytes: int, dimension: int, metric: Metric, coding: Coding) -> bool:
@@ -145,8 +160,13 @@ def read_depth(dram: int) -> int:
     return max(32, min(128, dram // (128 * PAGE_BYTES)))
 
 
-def plan_layout(sizes: IndexSizes, dram: int) -> IndexLayout:
-    """Return the layout with the longest codes that fits `dram` bytes.
+def plan_layout(sizes: IndexSizes, dram: int, *, on_ssd: bool = True) -> IndexLayout:
+    """Return the layout with the longest codes that fits `dram` bytes; codes that do not fit stay on SSD.
+
+    Parameters
+    ----------
+    on_ssd
+        Whether they may.
 
     Raises
     ------
@@ -155,12 +175,14 @@ def plan_layout(sizes: IndexSizes, dram: int) -> IndexLayout:
     """
     # Without room for a rotation and codes, the rotation goes.
     fitting = _fit(sizes, dram, may_rotate=True) or _fit(sizes, dram, may_rotate=False)
+    on_ssd = on_ssd and sizes.coding == "rabitq"
+    if on_ssd and (fitting is None or fitting.code_bytes < _fair_bytes(fitting.padded)):
+        fitting = _fit_on_ssd(sizes, dram) or fitting
     if fitting is not None:
         return fitting
-    choices = _choices(core_dimension(sizes.metric, sizes.dimension), sizes.coding)
-    enough = max(dram + 1, sizes.count * (min(code_bytes for _, code_bytes, _ in choices) + sizes.id_bytes))
-    while _fit(sizes, enough, may_rotate=False) is None:  # buffers grow with the budget
-        enough = enough * 17 // 16 + 1
+    enough = dram + 1
+    while _fit(sizes, enough, may_rotate=False) is None and not (on_ssd and _fit_on_ssd(sizes, enough)):
+        enough = enough * 17 // 16 + 1  # buffers grow with the budget
     raise BudgetError(
         f"dram={format_bytes(dram)} is too small for {sizes.count:,} vectors of dimension {sizes.dimension}: "
         f"at least {format_bytes(enough)} ({enough} bytes) is needed"
@@ -178,9 +200,56 @@ def file_bytes(sizes: IndexSizes, layout: IndexLayout) -> int:
 
 def _fit(sizes: IndexSizes, dram: int, *, may_rotate: bool) -> IndexLayout | None:
     """Return the layout with the longest codes that fits, None where none does."""
-    count, coded = sizes.count, sizes.coding == "rabitq"
+    coded = sizes.coding == "rabitq"
+    fixed, searches, each = _fixed_bytes(sizes, dram, scan_bytes(dram))
+    for length, code_bytes, padded in _choices(core_dimension(sizes.metric, sizes.dimension), sizes.coding):
+        per_vector = code_bytes + sizes.id_bytes + (_NUMBERS_BYTES if coded else 0)
+        per_list = _list_bytes(sizes.count, padded)
+        rotate = may_rotate and coded and 4 * padded * padded <= _ROTATION_SHARE * dram
+        book = 16 * padded + 4 * padded * padded * rotate if coded else 8 * CODES_PER_BOOK * padded
+        without_lists = fixed + book + 8 + sizes.count * per_vector + _checksum_bytes(sizes.count * per_vector)
+        lists = _lists_within(sizes.count, padded, dram, length)
+        total = without_lists + lists * per_list + _checksum_bytes(lists * per_list)
+        total += 8 * (lists + 1) * _PARTS_MORE * sizes.growing
+        if total <= dram:
+            if not sizes.growing:
+                searches, total = _more_searches(searches, each, sizes.reader_bytes, total, dram)
+            return IndexLayout(lists, sizes.coding, code_bytes, padded, rotate, searches, total)
+    return None
+
+
+def _fit_on_ssd(sizes: IndexSizes, dram: int) -> IndexLayout | None:
+    """Return the layout with the shortest lists that fits, with codes on SSD; None where none does."""
+    fixed, searches, _ = _fixed_bytes(sizes, dram, scan_bytes(dram) + WAVE_COPIES * wave_bytes(dram))
+    padded = core_dimension(sizes.metric, sizes.dimension)
+    code_bytes = max(1, padded * _STORED_BITS // 8)
+    blocks = int(_LISTS_ROOM * sizes.count * block_bytes(code_bytes, sizes.id_bytes)) // BLOCK_ROWS
+    for rotate in (4 * padded * padded <= _ROTATION_SHARE * dram, False):
+        total = fixed + 16 * padded + 4 * padded * padded * rotate + 8 + _checksum_bytes(blocks)
+        room = dram - total - _checksum_bytes(dram - total)
+        more = 8 + 16 * _PARTS_MORE * sizes.growing
+        lists = min(max(1, sizes.count // _VECTORS_PER_LIST), _lists_in(room, padded, more))
+        if lists >= max(1, sizes.count // _LONGEST_MEAN):
+            total += lists * (_each_list(padded, lists) + more)
+            total += _checksum_bytes(lists * _each_list(padded, lists)) + 16
+            return IndexLayout(lists, sizes.coding, code_bytes, padded, rotate, searches, total, on_ssd=True)
+    return None
+
+
+def _lists_in(room: int, padded: int, more: int) -> int:
+    """Return how many lists fit `room` bytes, with `more` bytes for each."""
+    few = min(EXACT_LISTS, room // (_each_list(padded, EXACT_LISTS) + more))
+    return max(few, room // (_each_list(padded, EXACT_LISTS + 1) + more))
+
+
+def _fixed_bytes(sizes: IndexSizes, dram: int, candidates: int) -> tuple[int, int, int]:
+    """Return the DRAM beside lists and codes, the number of searches, and the DRAM of each of them.
+
+    `candidates` are the bytes of a search for candidates.
+    """
+    count = sizes.count
     bits = bitmap_bytes(count)
-    each = workspace_bytes(sizes.row_bytes) + scan_bytes(dram) + bits * sizes.filtered
+    each = workspace_bytes(sizes.row_bytes) + candidates + bits * sizes.filtered
     for_searches = int(_SEARCHES_SHARE * dram)
     searches = for_searches // (each + sizes.reader_bytes)
     if searches >= CONTEXTS_MOST:  # further searches compute while these read
@@ -190,24 +259,11 @@ def _fit(sizes: IndexSizes, dram: int, *, may_rotate: bool) -> IndexLayout | Non
     fixed += PAGE_DRAM * sizes.text_pages + _checksum_bytes(stored_bytes(count, sizes.row_bytes))
     fixed += attribute_bytes(dram) * sizes.filtered + records_bytes(count, sizes.record_bytes)
     fixed += _checksum_bytes(sizes.item_bytes) if sizes.item_bytes else 0
-    if coded:
+    if sizes.coding == "rabitq":
         fixed += 2 * bits  # bitmaps of removed rows, before and after a removal
     if sizes.growing:
         fixed += 2 * fresh_bytes(dram) + _PARTS_MORE * PART_BYTES
-    for length, code_bytes, padded in _choices(core_dimension(sizes.metric, sizes.dimension), sizes.coding):
-        per_vector = code_bytes + sizes.id_bytes + (_NUMBERS_BYTES if coded else 0)
-        per_list = _list_bytes(count, padded)
-        rotate = may_rotate and coded and 4 * padded * padded <= _ROTATION_SHARE * dram
-        book = 16 * padded + 4 * padded * padded * rotate if coded else 8 * CODES_PER_BOOK * padded
-        without_lists = fixed + book + 8 + count * per_vector + _checksum_bytes(count * per_vector)
-        lists = _lists_within(count, padded, dram, length)
-        total = without_lists + lists * per_list + _checksum_bytes(lists * per_list)
-        total += 8 * (lists + 1) * _PARTS_MORE * sizes.growing
-        if total <= dram:
-            if not sizes.growing:
-                searches, total = _more_searches(searches, each, sizes.reader_bytes, total, dram)
-            return IndexLayout(lists, sizes.coding, code_bytes, padded, rotate, searches, total)
-    return None
+    return fixed, searches, each
 
 
 def _more_searches(searches: int, each: int, reader_bytes: int, total: int, dram: int) -> tuple[int, int]:
@@ -266,9 +322,14 @@ def _choices(core: int, coding: Coding) -> list[tuple[int, int, int]]:
         widths = range(min(_NARROWEST, core), _WIDEST + 1)
         return [(_VECTORS_PER_LIST, -(-core // width), -(-core // width) * width) for width in widths]
     lengths = (_VECTORS_PER_LIST, 2 * _VECTORS_PER_LIST, 4 * _VECTORS_PER_LIST)
-    most, fair, least = -(-core * _BITS_MOST // 8), -(-core // 16), -(-core // 64)
+    most, fair, least = -(-core * _BITS_MOST // 8), _fair_bytes(core), -(-core // 64)
     choices = [(length, size, core) for length in lengths for size in range(most, fair - 1, -1)]
     return choices + [(lengths[-1], size, core) for size in range(fair - 1, least - 1, -1)]
+
+
+def _fair_bytes(core: int) -> int:
+    """Return the bytes of codes of half a bit an axis; with shorter ones a search reads more than codes on SSD take."""
+    return -(-core // 16)
 
 
 def _checksum_bytes(stored: int) -> int:

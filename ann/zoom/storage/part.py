@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple, Self, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -17,98 +17,35 @@ from memhier.ann.zoom.filters.conditions import Expression
 from memhier.ann.zoom.ids.stored_texts import StoredTexts
 from memhier.ann.zoom.ids.texts import hash_texts
 from memhier.ann.zoom.payload.stored import StoredRecords
-from memhier.ann.zoom.preview.code_scan import CodedPart, positions_of, split_positions
+from memhier.ann.zoom.preview.code_scan import positions_of, split_positions
 from memhier.ann.zoom.preview.preview import Preview
+from memhier.ann.zoom.preview.stored_scan import Parts
+from memhier.ann.zoom.storage.arrays import PartArrays
 from memhier.ann.zoom.storage.fullview import stored_bytes
+from memhier.ann.zoom.storage.stored_arrays import StoredArrays, close_file
 from memhier.errors import ClosedError, CorruptionError
 from memhier.fields import stored_array, stored_segment
 from memhier.io.page_file import PAGE_BYTES
+from memhier.io.read_arguments import Tallies
 from memhier.io.reader import Reader
 from memhier.rows.rank_request import PageRows
 from memhier.rows.rows import rows_per_page
 from memhier.shield import when_gone
-from memhier.store.store import SegmentInfo, Staging, Store, Transaction
+from memhier.store.store import Store
 
 __all__ = [
     "Findable",
     "IndexPart",
-    "PartArrays",
     "PartFiles",
-    "compact_dtype",
-    "compact_ids",
     "find_ids",
     "findable",
     "gather",
     "held_bytes",
+    "ids_at",
 ]
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 _SOUGHT_ROWS = 1 << 12
-
-
-@dataclass(frozen=True, slots=True)
-class PartArrays:
-    """The arrays of a part in DRAM.
-
-    Attributes
-    ----------
-    starts
-        int64 ``[lists + 1]``: list ``l`` holds the rows ``starts[l]`` to ``starts[l + 1]``.
-    codes
-        uint8 ``[n, code_bytes]``; those with bounds in the order of `memhier.ann.zoom.preview.blocks`.
-    numbers
-        uint16 ``[2, n]`` of codes with bounds, ``[0, n]`` of others.
-    ids
-        uint32 or int64 ``[n]``: the id of each row.
-    """
-
-    starts: Ints
-    codes: npt.NDArray[np.uint8]
-    numbers: npt.NDArray[np.uint16]
-    ids: npt.NDArray[Any]
-
-    @property
-    def memory_bytes(self) -> int:
-        """DRAM held, in bytes."""
-        return self.starts.nbytes + self.codes.nbytes + self.numbers.nbytes + self.ids.nbytes
-
-    def write(self, tx: Transaction | Staging, name: str) -> None:
-        """Write every array as a segment ``name-...``."""
-        for suffix, array in (
-            ("starts", self.starts),
-            ("codes", self.codes),
-            ("numbers", self.numbers),
-            ("ids", self.ids),
-        ):
-            tx.segment(f"{name}-{suffix}").append(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
-
-    @staticmethod
-    def segments(store: Store, name: str) -> list[SegmentInfo | None]:
-        """Return the segments of the arrays of a part; None for one that the store lacks."""
-        every = store.segments()
-        return [every.get(f"{name}-{suffix}") for suffix in ("starts", "codes", "numbers", "ids")]
-
-    def entry(self, name: str) -> dict[str, Any]:
-        """Return the catalog's entry of a part without removed rows."""
-        return {"name": name, "rows": len(self.codes), "ids": self.ids.dtype.str, "alive": None}
-
-    @classmethod
-    def load(cls, store: Store, entry: dict[str, Any], preview: Preview) -> Self:
-        """Return the arrays of the part that `entry` of the catalog describes."""
-        name, count, lists = entry["name"], int(entry["rows"]), preview.lists
-        numbers = 2 if preview.coding == "rabitq" else 0
-        arrays = cls(
-            stored_array(store, f"{name}-starts", np.int64, (lists + 1,)),
-            stored_array(store, f"{name}-codes", np.uint8, (count, preview.book.code_bytes)),
-            stored_array(store, f"{name}-numbers", np.uint16, (numbers, count)),
-            stored_array(store, f"{name}-ids", entry["ids"], (count,)),
-        )
-        starts = arrays.starts
-        if starts[0] != 0 or starts[-1] != count or (starts[1:] < starts[:-1]).any():
-            raise CorruptionError(
-                f"{store.path}: the starts of part {name} do not describe {lists} lists of {count} rows"
-            )
-        return arrays
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +81,7 @@ class IndexPart:
     """
 
     name: str
-    arrays: PartArrays
+    arrays: PartArrays | StoredArrays
     file: int
     row_bytes: int
     alive: Words | None = None
@@ -161,7 +98,7 @@ class IndexPart:
         object.__setattr__(self, "per_page", rows_per_page(self.row_bytes))
 
     def __len__(self) -> int:
-        return len(self.arrays.codes)
+        return len(self.arrays)
 
     @property
     def memory_bytes(self) -> int:
@@ -266,8 +203,11 @@ class IndexPart:
         """Return the number of rows whose id is not the hash of their string; reads all strings."""
         if self.texts is None:
             return 0
-        pieces = self.texts.pieces()
-        return sum(int((hash_texts(texts) != self.arrays.ids[rows]).sum()) for rows, texts in pieces)
+        count = 0
+        for rows, texts in self.texts.pieces():
+            ids = self.arrays.ids_of(np.arange(rows.start, rows.stop))
+            count += int(np.count_nonzero(hash_texts(texts) != ids))
+        return count
 
     def entry(self) -> dict[str, Any]:
         """Return its entry in the catalog."""
@@ -306,16 +246,20 @@ class PartFiles:
         Whether ids are strings.
     work_bytes
         DRAM that a running filter may hold.
+    wave_bytes
+        Of codes on SSD that a scan reads at a time.
     """
 
-    def __init__(self, store: Store, reader: Reader, cache: BitmapCache, texts: bool, work_bytes: int) -> None:
+    def __init__(
+        self, store: Store, reader: Reader, cache: BitmapCache, texts: bool, work_bytes: int, wave_bytes: int
+    ) -> None:
         self._store, self._reader, self._cache, self._texts = store, reader, cache, texts
-        self._work_bytes = work_bytes
+        self._work_bytes, self._wave_bytes = work_bytes, wave_bytes
 
     def open(
         self,
         name: str,
-        arrays: PartArrays,
+        arrays: PartArrays | StoredArrays,
         row_bytes: int,
         schema: Schema,
         alive: Words | None = None,
@@ -323,14 +267,19 @@ class PartFiles:
     ) -> IndexPart:
         """Return a committed part whose arrays are known."""
         texts, lease = None, _Lease()
+        if isinstance(arrays, PartArrays) and f"{name}-lists" in self._store.segments():
+            lists, code_bytes = len(arrays.starts) - 1, arrays.codes.shape[1]
+            arrays = StoredArrays.load(
+                self._store, arrays.entry(name), lists, code_bytes, self._reader, self._wave_bytes
+            )
         file = self._store.attach(f"{name}-rows", self._reader)
         self._when_gone(lease, [file])
         if self._texts:
-            texts = StoredTexts(self._store, f"{name}-texts", len(arrays.codes), self._reader)
+            texts = StoredTexts(self._store, f"{name}-texts", len(arrays), self._reader)
             self._when_gone(lease, [texts.file])
         records = None
         if f"{name}-docs" in self._store.segments():
-            records = StoredRecords.load(self._store, f"{name}-docs", len(arrays.codes), self._reader)
+            records = StoredRecords.load(self._store, f"{name}-docs", len(arrays), self._reader)
             self._when_gone(lease, [records.file])
         part = IndexPart(name, arrays, file, row_bytes, alive, alive_name, None, lease, texts, records)
         return self.widened(part, schema)
@@ -347,12 +296,17 @@ class PartFiles:
         return replace(part, attributes=attributes)
 
     def load(
-        self, entry: dict[str, Any], preview: Preview, row_bytes: int, schema: Schema, known: PartArrays | None = None
+        self,
+        entry: dict[str, Any],
+        preview: Preview,
+        row_bytes: int,
+        schema: Schema,
+        known: PartArrays | StoredArrays | None = None,
     ) -> IndexPart:
         """Return the part that `entry` of the catalog describes, coded with `preview`; its arrays may be known."""
         name, alive_name = entry["name"], entry["alive"]
-        arrays = PartArrays.load(self._store, entry, preview) if known is None else known
-        count = len(arrays.codes)
+        arrays = self._arrays(entry, preview) if known is None else known
+        count = len(arrays)
         alive = None if alive_name is None else stored_array(self._store, alive_name, np.uint64, (word_count(count),))
         if alive is not None and count % 64 and int(alive[-1]) >> count % 64:
             raise CorruptionError(f"{self._store.path}: {alive_name} has more rows alive than the {count} there are")
@@ -361,33 +315,29 @@ class PartFiles:
             raise CorruptionError(f"{rows.path}: {rows.payload} bytes do not hold {count} rows of {row_bytes}")
         return self.open(name, arrays, row_bytes, schema, alive, alive_name)
 
+    def _arrays(self, entry: dict[str, Any], preview: Preview) -> PartArrays | StoredArrays:
+        if not preview.on_ssd:
+            return PartArrays.load(self._store, entry, preview)
+        return StoredArrays.load(
+            self._store, entry, preview.lists, preview.book.code_bytes, self._reader, self._wave_bytes
+        )
+
     def _when_gone(self, holder: object, files: Sequence[int | StoredAny]) -> None:
         when_gone(holder, partial(_close_files, self._reader, files))
 
 
 def _close_files(reader: Reader, files: Sequence[int | StoredAny]) -> None:
     for file in files:
+        if isinstance(file, int):
+            close_file(reader, file)
+            continue
         with suppress(ClosedError):
-            if isinstance(file, int):
-                reader.remove(file)
-            else:
-                file.close()
+            file.close()
 
 
 def held_bytes(parts: Sequence[IndexPart]) -> int:
     """Return the DRAM of parts, in bytes."""
     return sum([part.memory_bytes for part in parts])
-
-
-def compact_dtype(*ids: Ints) -> np.dtype[Any]:
-    """Return the dtype in which ids are held: uint32 where all of them fit, else int64."""
-    fit = all(not len(each) or (int(each.min()) >= 0 and int(each.max()) < 2**32) for each in ids)
-    return np.dtype(np.uint32 if fit else np.int64)
-
-
-def compact_ids(ids: Ints) -> npt.NDArray[Any]:
-    """Return ids as uint32 where all of them fit, else as int64."""
-    return ids.astype(compact_dtype(ids), copy=False)
 
 
 class Findable(NamedTuple):
@@ -396,7 +346,7 @@ class Findable(NamedTuple):
     `lists` are the inverted lists that may hold such rows, int64 ``[m]``, ascending; None for all.
     """
 
-    coded: list[CodedPart]
+    coded: Parts
     page_rows: list[PageRows]
     total: int
     lists: Ints | None
@@ -409,15 +359,16 @@ def findable(
     deny: Ints | None = None,
 ) -> Findable:
     """Return the rows that were not removed, that fulfil a filter, and that lists of positions allow."""
-    coded, rows, total = [], [], 0
+    coded: list[Any] = []
+    rows, total = [], 0
     held: Words | None = None
     for number, part in enumerate(parts):
         arrays, count = part.arrays, part.alive_count
         allowed, runs = part.allowed(expression, _rows_in(number, allow), _rows_in(number, deny))
         if allowed is not None and allowed is not part.alive:
             count = popcount(allowed)
-        coded.append(CodedPart(arrays.starts, arrays.codes, arrays.numbers, allowed))
-        rows.append(PageRows(part.file, arrays.ids, allowed))
+        coded.append(arrays.coded(allowed))
+        rows.append(arrays.page_rows(part.file, number, allowed))
         total += count
         if runs is not None:
             held = runs if held is None else held | runs
@@ -435,20 +386,35 @@ def _rows_in(number: int, positions: Ints | None) -> Ints | None:
 
 
 def gather(parts: Sequence[IndexPart], positions: Ints) -> tuple[npt.NDArray[np.int32], Ints, Ints]:
-    """Return file, offset and id of each position, a part's number and row in one."""
+    """Return file, offset and name of each position, a part's number and row in one.
+
+    The name is the id, or the position itself where ids stay on SSD.
+    """
     if len(parts) == 1:  # its number is 0: positions are rows
         (part,) = parts
-        ids = part.arrays.ids[positions].astype(np.int64, copy=False)
-        return np.full(len(positions), part.file, np.int32), part.offsets(positions), ids
+        names = part.arrays.ids[positions] if isinstance(part.arrays, PartArrays) else positions
+        return np.full(len(positions), part.file, np.int32), part.offsets(positions), names.astype(np.int64, copy=False)
     number, rows = split_positions(positions)
     files = np.empty(len(positions), np.int32)
-    offsets, ids = np.empty(len(positions), np.int64), np.empty(len(positions), np.int64)
+    offsets, ids = np.empty(len(positions), np.int64), positions.copy()
     for which, part in enumerate(parts):
         here = np.flatnonzero(number == which)
         files[here] = part.file
         offsets[here] = part.offsets(rows[here])
-        ids[here] = part.arrays.ids[rows[here]]
+        if isinstance(part.arrays, PartArrays):
+            ids[here] = part.arrays.ids[rows[here]]
     return files, offsets, ids
+
+
+def ids_at(parts: Sequence[IndexPart], positions: Ints, tally: Tallies | None = None) -> Ints:
+    """Return the id of each position; `tally` as in a read, where ids stay on SSD."""
+    number, rows = split_positions(positions)
+    ids = np.empty(len(positions), np.int64)
+    for which, part in enumerate(parts):
+        here = np.flatnonzero(number == which)
+        if len(here):
+            ids[here] = part.arrays.ids_of(rows[here], tally)
+    return ids
 
 
 def find_ids(parts: Sequence[IndexPart], wanted: Ints) -> Ints:
@@ -458,7 +424,7 @@ def find_ids(parts: Sequence[IndexPart], wanted: Ints) -> Ints:
     ascending = wanted[order]
     for number, part in enumerate(parts):
         for start in range(0, len(part), _SOUGHT_ROWS):  # so that little is held for it
-            ids = part.arrays.ids[start : start + _SOUGHT_ROWS].astype(np.int64)
+            ids = part.arrays.ids_of(np.arange(start, min(start + _SOUGHT_ROWS, len(part)))).astype(np.int64)
             if len(wanted) <= 8:
                 hits = [np.flatnonzero(ids == value) for value in ascending]
                 place = np.repeat(np.arange(len(wanted)), [len(hit) for hit in hits])

@@ -14,12 +14,15 @@ from memhier.ann.zoom.filters.bitmaps import BitmapCache, Words, bitmap_bytes, u
 from memhier.ann.zoom.preview.code_scan import split_positions
 from memhier.ann.zoom.preview.preview import Preview
 from memhier.ann.zoom.preview.space import PreviewSpace
+from memhier.ann.zoom.preview.stored_scan import WAVE_COPIES
+from memhier.ann.zoom.storage.arrays import PartArrays
 from memhier.ann.zoom.storage.catalog import Description, load_preview
 from memhier.ann.zoom.storage.fresh import Fresh
 from memhier.ann.zoom.storage.fullview import vectors_of, workspace_bytes
 from memhier.ann.zoom.storage.ids import IdKind, Ids, Located, locate_all
-from memhier.ann.zoom.storage.layout import CONTEXTS_MOST, scan_bytes
-from memhier.ann.zoom.storage.part import Findable, IndexPart, PartArrays, PartFiles, findable, held_bytes
+from memhier.ann.zoom.storage.layout import CONTEXTS_MOST, scan_bytes, wave_bytes
+from memhier.ann.zoom.storage.part import Findable, IndexPart, PartFiles, findable, held_bytes
+from memhier.ann.zoom.storage.stored_arrays import StoredArrays
 from memhier.io.reader import Reader
 from memhier.rows.rank_request import HotPages, page_keys
 from memhier.rows.ranking import page_rows_of
@@ -92,7 +95,7 @@ class IndexSnapshot:
     @classmethod
     def load(
         cls, store: Store, about: Description, files: PartFiles, reader: Reader,
-        known: Mapping[str, PartArrays] | None = None,
+        known: Mapping[str, PartArrays | StoredArrays] | None = None,
     ) -> Self:  # fmt: skip
         """Return the snapshot that the catalog describes; the arrays of some parts may be `known` by name."""
         preview, dtype, held = load_preview(store, about), np.dtype(about.dtype), known or {}
@@ -140,10 +143,13 @@ class IndexSnapshot:
                 out[here] = vectors_of(part.read(reader, rows[here]), self.dtype)
         return out
 
-    def arrays_in(self, store: Store, following: Store) -> dict[str, PartArrays]:
+    def arrays_in(self, store: Store, following: Store) -> dict[str, PartArrays | StoredArrays]:
         """Return the arrays of the parts that another commit has as well, by name; `store` has this one."""
         pairs = [
-            (part, zip(PartArrays.segments(store, part.name), PartArrays.segments(following, part.name), strict=True))
+            (
+                part,
+                zip(part.arrays.segments(store, part.name), part.arrays.segments(following, part.name), strict=True),
+            )
             for part in self.parts
         ]
         return {
@@ -176,7 +182,7 @@ class IndexSnapshot:
     @staticmethod
     def _ids_of(part: IndexPart, rows: Ints) -> Ids:
         texts = None if part.texts is None else part.texts.read(rows)
-        return Ids(part.arrays.ids[rows].astype(np.int64), texts)
+        return Ids(part.arrays.ids_of(rows).astype(np.int64), texts)
 
     def blocks(self, reader: Reader) -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
         """Yield ids and vectors of all parts in the order on SSD, a few MiB at a time, then of those that wait."""
@@ -211,16 +217,16 @@ class Footprint:
         self._store, self._reader, self._cache = store, reader, cache
         self._searches, self._changes = about.searches, about.coding == "rabitq"
         self.audit_bytes: int = 0
-        self.search_bytes: int = workspace_bytes(about.row_bytes) + scan_bytes(
-            about.dram
-        )  # of one search, filters apart
+        waves = WAVE_COPIES * wave_bytes(about.dram) if about.on_ssd else 0
+        # Of one search, filters apart.
+        self.search_bytes: int = workspace_bytes(about.row_bytes) + scan_bytes(about.dram) + waves
 
     def held(self, state: IndexSnapshot) -> int:
         """Return the DRAM held, in bytes: codes, ids, lists, checksums, fresh vectors, buffers of all searches."""
         settle()  # closes the files of parts that no snapshot has any more
         each = self.search_bytes
         if state.schema:  # the bitmap of the rows that a filter selects
-            each += bitmap_bytes(*[len(part.arrays.codes) for part in state.parts])
+            each += bitmap_bytes(*[len(part) for part in state.parts])
         parts = state.preview.memory_bytes + held_bytes(state.parts) + state.fresh.memory_bytes
         outside = self._store.memory_bytes + self._reader.memory_bytes + self._cache.memory_bytes
         return parts + state.hot.memory_bytes + outside + self._searches * each + self.audit_bytes
@@ -234,6 +240,6 @@ class Footprint:
         filters = self._cache.limit - self._cache.memory_bytes if state.schema else 0
         removals = 0
         if self._changes:  # a removal makes another bitmap beside the part's own
-            rows = [len(part.arrays.codes) for part in state.parts]
-            removals = bitmap_bytes(*rows, *[len(part.arrays.codes) for part in state.parts if part.alive is None])
+            rows = [len(part) for part in state.parts]
+            removals = bitmap_bytes(*rows, *[len(part) for part in state.parts if part.alive is None])
         return self.held(state) + max(0, idle) + filters + removals

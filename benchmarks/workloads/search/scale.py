@@ -1,7 +1,7 @@
 """ZoomIndex at a size: time and memory of the build, files, and the cost of a declared recall, on generated vectors.
 
 ``python -m memhier.benchmarks.workloads.search.scale --vectors 1000000`` builds from a stream, which it never holds,
-and searches held-out queries in one batch. The vectors are clusters of mixed difficulty
+and searches held-out queries in one batch, or by ``--single`` one by one. The vectors are clusters of mixed difficulty
 (`memhier.benchmarks.generators`). Processor time is the process's, less the time to make the vectors. Memory is
 private: the system may take files in the page cache back.
 """
@@ -29,7 +29,8 @@ K = 10
 RECALLS = (0.9, 0.95, 0.99)
 MEASURES = (
     Measure("recall", "recall@10", "share", "neither"),
-    Measure("requests", "pages", READS),
+    Measure("requests", "pages of vectors", READS),
+    Measure("pages", "pages in all, each once in a call", READS),
     Measure("cpu_ms", "CPU", "ms a query"),
 )
 
@@ -72,14 +73,17 @@ def build(data: Mixed, dram: int, path: Path) -> dict[str, Any]:
 @click.option("--bytes", "bytes_per_vector", default=47.0, show_default=True, help="DRAM for each vector, all in all.")
 @click.option("--queries", default=500, show_default=True)
 @click.option("--seed", default=1, show_default=True)
-def main(scratch: Path, vectors: int, dimension: int, bytes_per_vector: float, queries: int, seed: int) -> Outcome:
+@click.option("--single", is_flag=True, help="A call for each query, in place of one for all.")
+def main(
+    scratch: Path, vectors: int, dimension: int, bytes_per_vector: float, queries: int, seed: int, single: bool
+) -> Outcome:
     """Build, and search for the queries; the folder takes three times the vectors meanwhile."""
     data = mixed(vectors, dimension, seed)
     built = build(data, int(bytes_per_vector * vectors), scratch / "index")
     asked = data.queries(queries)
     asks = [Ask(None, 1.0, asked, *nearest(data.blocks(), asked, K))]
     with ZoomIndex.open(scratch / "index") as index:
-        rows = [measure(index, asks, recall, K, batch=True) for recall in RECALLS]
+        rows = [measure(index, asks, recall, K, batch=not single) for recall in RECALLS]
     figures = [
         Figure.of("build", built["build_cpu_s"], "CPU s", "less"),
         Figure.of("memory of the build", built["build_bytes"] / built["vector_bytes"], "of the raw vectors", "less"),

@@ -336,7 +336,9 @@ class PageRows:
         self,
         *,
         file: int,
-        ids: numpy.typing.NDArray[numpy.uint32] | numpy.typing.NDArray[numpy.int64],
+        ids: numpy.typing.NDArray[numpy.uint32] | numpy.typing.NDArray[numpy.int64] | None,
+        first: int,
+        rows: int,
         allowed: numpy.typing.NDArray[numpy.uint64] | None,
     ) -> None: ...
 

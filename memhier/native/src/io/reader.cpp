@@ -122,22 +122,27 @@ std::optional<Description> describe(const std::optional<Fault>& fault) {
   return Description(kind_name(fault->kind), owner, fault->first, fault->second, fault->third);
 }
 
-// The rows of a file that packs them whole in its pages: ids [n] of four or eight bytes, and a bit for each row that
-// may be found, or None for all.
+// The rows of a file that packs them whole in its pages: ids [rows] of four or eight bytes, or None where they ascend
+// from `first`; and a bit for each row that may be found, or None for all.
 struct PageRowArrays {
   std::int32_t file;
-  Ids ids;
+  std::optional<Ids> ids;
+  std::int64_t first;
+  std::size_t rows;
   std::optional<Array<const std::uint64_t, 1>> allowed;
 
-  std::size_t rows() const {
-    return std::visit([](const auto& array) { return array.size(); }, ids);
-  }
   PageRows view() const {
-    require(!allowed || allowed->size() >= (rows() + 63) / 64, "page_rows: a bit for each row");
-    const auto* short_ids = std::get_if<0>(&ids);
-    const auto* long_ids = std::get_if<1>(&ids);
-    return {file, static_cast<std::int64_t>(rows()), short_ids != nullptr ? short_ids->data() : nullptr,
-            long_ids != nullptr ? long_ids->data() : nullptr, allowed ? allowed->data() : nullptr};
+    const auto has_all = [this](const auto& array) { return array.size() == rows; };
+    require(!ids || std::visit(has_all, *ids), "page_rows: an id for each row");
+    require(!allowed || allowed->size() >= (rows + 63) / 64, "page_rows: a bit for each row");
+    const auto* short_ids = ids ? std::get_if<0>(&*ids) : nullptr;
+    const auto* long_ids = ids ? std::get_if<1>(&*ids) : nullptr;
+    return {file,
+            static_cast<std::int64_t>(rows),
+            short_ids != nullptr ? short_ids->data() : nullptr,
+            long_ids != nullptr ? long_ids->data() : nullptr,
+            first,
+            allowed ? allowed->data() : nullptr};
   }
 };
 
@@ -457,8 +462,9 @@ void register_reader(nb::module_& m) {
   using namespace memhier;
   using namespace nb::literals;
   nb::class_<PageRowArrays>(m, "PageRows")
-      .def(nb::init<std::int32_t, Ids, std::optional<Array<const std::uint64_t, 1>>>(), nb::kw_only(), "file"_a,
-           "ids"_a, "allowed"_a.none());
+      .def(nb::init<std::int32_t, std::optional<Ids>, std::int64_t, std::size_t,
+                    std::optional<Array<const std::uint64_t, 1>>>(),
+           nb::kw_only(), "file"_a, "ids"_a.none(), "first"_a, "rows"_a, "allowed"_a.none());
   nb::class_<RankRequest>(m, "RankRequest")
       .def(nb::init<Array<const float, 2>, int, int, std::size_t, Array<const std::int64_t, 1>,
                     Array<const std::int32_t, 1>, Array<const std::int64_t, 1>, Array<const float, 1>,

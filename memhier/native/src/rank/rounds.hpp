@@ -34,12 +34,14 @@ struct HotPages {
 struct PageRows {
   std::int32_t file;
   std::int64_t rows;
-  const std::uint32_t* short_ids;  // [rows] of one kind or the other
+  const std::uint32_t* short_ids;  // [rows] of one kind or the other, or neither where ids ascend from `first`
   const std::int64_t* long_ids;
+  std::int64_t first;
   const std::uint64_t* allowed;  // a bit for each row that may be found, or null for all
 
   std::int64_t id(std::int64_t row) const {
-    return short_ids != nullptr ? std::int64_t{short_ids[row]} : long_ids[row];
+    if (short_ids != nullptr) return std::int64_t{short_ids[row]};
+    return long_ids != nullptr ? long_ids[row] : first + row;
   }
   bool allows(std::int64_t row) const {
     return allowed == nullptr || (allowed[row >> 6] >> (static_cast<std::uint64_t>(row) & 63) & 1) != 0;

@@ -1,0 +1,186 @@
+"""Indexes whose budget leaves their codes on SSD: the same answers as with codes in DRAM."""
+
+import re
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import numpy as np
+import pytest
+
+from memhier.ann import ZoomIndex
+from memhier.errors import BudgetError, CorruptionError
+
+_COUNT = 16_000
+_AXES = 32
+
+
+def _vectors(count: int, seed: int, dtype: str = "float32") -> np.ndarray:
+    random = np.random.default_rng(seed)
+    centres = np.random.default_rng(99).normal(size=(120, _AXES))
+    found = centres[random.integers(0, len(centres), count)] + 0.5 * random.normal(size=(count, _AXES))
+    return (found * 20).astype(dtype) if dtype in ("int8", "uint8") else found.astype(dtype)
+
+
+def _least(path: Path, vectors: np.ndarray, **options: Any) -> int:
+    """Return the least budget that an index takes, from the words of the refusal."""
+    with pytest.raises(BudgetError) as refused:
+        ZoomIndex.build(path / "refused", vectors, dram=1, **options)
+    found = re.search(r"\((\d+) bytes\)", str(refused.value))
+    assert found
+    return int(found[1])
+
+
+def _build(path: Path, vectors: np.ndarray, more: float = 1.02, **options: Any) -> ZoomIndex:
+    index = ZoomIndex.build(path / "index", vectors, dram=int(more * _least(path, vectors, **options)), **options)
+    assert index.stats()["codes"] == "ssd"
+    return index
+
+
+def _exact(vectors: np.ndarray, queries: np.ndarray, k: int, metric: str = "l2") -> np.ndarray:
+    rows, asked = vectors.astype(np.float64), queries.astype(np.float64)
+    if metric == "cosine":
+        rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    products = asked @ rows.T
+    away = -products if metric != "l2" else (rows**2).sum(1) - 2 * products
+    return np.argsort(away, axis=1, kind="stable")[:, :k]
+
+
+def _overlap(found: np.ndarray, wanted: np.ndarray) -> float:
+    return float(np.mean([np.isin(some, other).mean() for some, other in zip(wanted, found, strict=True)]))
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    attributes = {"n": np.arange(_COUNT), "tags": [[f"t{row % 7}", f"u{row % 50}"] for row in range(_COUNT)]}
+    with _build(tmp_path_factory.mktemp("stored"), _vectors(_COUNT, 1), attributes=attributes) as made:
+        yield made
+
+
+def test_a_budget_below_that_of_codes_in_dram_is_kept(index: ZoomIndex) -> None:
+    stats = index.stats()
+    assert stats["planned_bytes"] <= stats["dram"]
+    assert index.memory_bytes <= stats["dram"]
+    index.search(_vectors(50, 2), 10, where="n >= 100", recall=0.99)
+    assert index.memory_bytes <= stats["dram"]
+    assert index.check() == []
+
+
+@pytest.mark.parametrize(("recall", "least"), [(0.9, 0.88), (0.99, 0.98), (1.0, 1.0)])
+def test_a_declared_recall_is_kept(index: ZoomIndex, recall: float, least: float) -> None:
+    vectors, queries = _vectors(_COUNT, 1), _vectors(100, 3)
+    result = index.search(queries, 10, recall=recall)
+    assert _overlap(result.ids, _exact(vectors, queries, 10)) >= least
+    near = np.linalg.norm(vectors[result.ids] - queries[:, None], axis=2) ** 2
+    np.testing.assert_allclose(result.distances, near, rtol=1e-3)
+
+
+def test_a_search_reads_pages_of_codes_and_counts_them(index: ZoomIndex) -> None:
+    result = index.search(_vectors(1, 4), 10, recall=0.95)
+    assert 0 < result.stats["page_requests"] < result.stats["pages"] < 100
+
+
+@pytest.mark.parametrize(("where", "holds"), [
+    ("n < 40", lambda row: row < 40),
+    ("tags contains 't3' and n >= 5000", lambda row: row % 7 == 3 and row >= 5000),
+    ("tags contains 'u49'", lambda row: row % 50 == 49),
+    ("n < 0", lambda row: False),
+])  # fmt: skip
+def test_filters_find_the_nearest_of_their_rows(index: ZoomIndex, where: str, holds: Any) -> None:
+    queries, rows = _vectors(20, 5), np.array([row for row in range(_COUNT) if holds(row)], np.int64)
+    found = index.search(queries, 10, where=where, recall=1.0).ids
+    if not len(rows):
+        assert (found == -1).all()
+        return
+    np.testing.assert_array_equal(found, rows[_exact(_vectors(_COUNT, 1)[rows], queries, 10)])
+
+
+def test_id_lists_radius_and_fetch_agree_with_plain_ones(index: ZoomIndex) -> None:
+    vectors, queries = _vectors(_COUNT, 1), _vectors(5, 6)
+    allowed = np.arange(0, _COUNT, 9)
+    found = index.search(queries, 10, allow=allowed, recall=1.0).ids
+    np.testing.assert_array_equal(found, allowed[_exact(vectors[allowed], queries, 10)])
+    near = np.sort(((vectors[None] - queries[:, None]) ** 2).sum(axis=2), axis=1)
+    within = index.range_search(queries[:1], float(near[0, 25]) * 1.001, recall=1.0)
+    assert len(within.ids) >= 26
+    assert index.fetch([3, 9], ["n"])["n"].tolist() == [3, 9]
+    assert 5 in index
+    assert _COUNT not in index
+    np.testing.assert_array_equal(np.sort(np.concatenate([*index.ids()])), np.arange(_COUNT))
+    assert "list" in str(index.explain(queries[0], 10))
+
+
+def test_threads_find_the_same(index: ZoomIndex) -> None:
+    queries = _vectors(60, 7)
+    wanted, found = index.search(queries, 10, recall=0.95).ids, {}
+
+    def search(part: int) -> None:
+        found[part] = index.search(queries[part::3], 10, recall=0.95).ids
+
+    threads = [Thread(target=search, args=(part,)) for part in range(3)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    for part in range(3):
+        assert _overlap(found[part], wanted[part::3]) > 0.97  # what is in the room at a time decides where waves end
+
+
+@pytest.mark.parametrize(("metric", "dtype"), [("ip", "float32"), ("cosine", "float16"), ("l2", "int8")])
+def test_other_metrics_and_dtypes(tmp_path: Path, metric: str, dtype: str) -> None:
+    vectors, queries = _vectors(_COUNT, 8, dtype), _vectors(30, 9, dtype)
+    options = {} if metric == "l2" else {"metric": metric}
+    with _build(tmp_path, vectors, ids=[f"name {row}" for row in range(_COUNT)], **options) as made:
+        found = made.search(queries, 5, recall=1.0).ids
+        wanted = _exact(vectors, queries, 5, metric)
+        numbers = np.array([[int(name.split()[1]) for name in row] for row in found])
+        assert _overlap(numbers, wanted) > 0.98  # rounding decides on ties
+        assert _overlap(made.search(queries, 5, recall=0.9).ids, found) > 0.85
+
+
+def test_an_index_with_codes_on_ssd_lives(tmp_path: Path) -> None:
+    vectors, more = _vectors(_COUNT, 10), _vectors(2_000, 11)
+    with _build(tmp_path, vectors, 1.12, grow_to=20_000) as made:
+        ids = made.add(more)
+        made.remove(np.arange(0, 6_000, 2))
+        made.commit()
+        made.update([1, 3], vectors=-vectors[[1, 3]])
+        made.commit()
+        held = np.concatenate([vectors, more])
+        held[[1, 3]] *= -1
+        alive = np.setdiff1d(np.arange(len(held)), np.arange(0, 6_000, 2))
+        queries = _vectors(20, 12)
+        wanted = alive[_exact(held[alive], queries, 10)]
+        np.testing.assert_array_equal(made.search(queries, 10, recall=1.0).ids, wanted)
+        assert ids[0] == _COUNT
+        assert made.stats()["planned_bytes"] <= made.stats()["dram"]
+    with ZoomIndex.open(tmp_path / "index", writable=True) as again:
+        assert again.stats()["codes"] == "ssd"
+        np.testing.assert_array_equal(again.search(queries, 10, recall=1.0).ids, wanted)
+        again.compact()
+        np.testing.assert_array_equal(again.search(queries, 10, recall=1.0).ids, wanted)
+        again.tune(_vectors(200, 13))
+        assert _overlap(again.search(queries, 10, recall=0.95).ids, wanted) > 0.9
+        assert again.check() == []
+
+
+def test_a_damaged_page_of_codes_is_refused(tmp_path: Path) -> None:
+    _build(tmp_path, _vectors(_COUNT, 14)).close()
+    (path,) = [each for each in (tmp_path / "index").rglob("*") if re.search(r"p0-lists", each.name)]
+    raw = bytearray(path.read_bytes())
+    for at in range(100, len(raw), 4096):
+        raw[at] ^= 1
+    path.write_bytes(raw)
+    with ZoomIndex.open(tmp_path / "index") as made, pytest.raises(CorruptionError):
+        made.search(_vectors(1, 15), 10)
+
+
+def test_copies_of_one_vector_and_lists_of_all_lengths(tmp_path: Path) -> None:
+    vectors = _vectors(_COUNT, 16)
+    vectors[:9_000] = vectors[0]
+    with _build(tmp_path, vectors) as made:
+        result = made.search(vectors[:1], 50, recall=1.0)
+        assert (result.distances == 0).all()
+        assert (result.ids < 9_000).all()
+        queries = vectors[12_000:12_020]
+        assert _overlap(made.search(queries, 1, recall=1.0).ids, np.arange(12_000, 12_020)[:, None]) == 1.0
