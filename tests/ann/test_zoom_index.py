@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tqdm import tqdm
 
 from memhier.ann import ZoomIndex
 from memhier.ann.zoom.storage import catalog
@@ -290,6 +291,17 @@ def test_another_format_version_is_refused(built, monkeypatch):
     monkeypatch.setattr(catalog, "VERSION", catalog.VERSION + 1)
     with pytest.raises(FormatError, match=f"index format {about['version']}"):
         ZoomIndex.open(built[0])
+
+
+def test_a_build_without_a_bar_takes_no_lock_of_tqdm(tmp_path):
+    """A killed child of a fork leaves such a lock taken in its parent."""
+    build = threading.Thread(
+        target=lambda: ZoomIndex.build(tmp_path / "index", np.eye(300, 8), dram="4MiB").close(), daemon=True
+    )
+    with tqdm.get_lock():
+        build.start()
+        build.join(60)
+        assert not build.is_alive()
 
 
 def test_a_killed_build_is_no_index_and_the_next_build_takes_over(tmp_path):

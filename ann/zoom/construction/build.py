@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from memhier.ann.zoom.construction.begun import stand_in, uncalibrated
 from memhier.ann.zoom.construction.construct import construct
+from memhier.ann.zoom.construction.silent import SilentBar
 from memhier.ann.zoom.filters.attributes import Schema, as_columns, item_bytes, merged_schema, write_attributes
 from memhier.ann.zoom.ids.stored_texts import in_order, text_pages, write_texts
 from memhier.ann.zoom.payload.staged import StagedDocuments
@@ -191,9 +192,9 @@ def reader_bytes(scratch: Path, dram: int) -> int:
 
 @contextmanager
 def _progress(options: BuildOptions, count: int) -> Iterator[Any]:
-    if options.bar is not None:
-        yield options.bar
+    if options.bar is not None or not options.progress:
+        yield options.bar or SilentBar()
         return
     # Every vector passes three times: to its list, to its code, and to its place on SSD.
-    with tqdm(total=3 * count, unit=" vectors", unit_scale=True, disable=not options.progress, desc="train") as bar:
+    with tqdm(total=3 * count, unit=" vectors", unit_scale=True, desc="train") as bar:
         yield bar

@@ -32,7 +32,7 @@ from memhier.io.read_arguments import READ_TALLY
 
 __all__ = ["WAVE_COPIES", "Parts", "StoredPart", "stored_scan"]
 
-WAVE_COPIES = 4  # of the blocks of a wave: as read, and as codes, numbers, ids and their places
+WAVE_COPIES = 3  # of the blocks of a wave: as read, as columns of their own, and what goes with them
 _FIRST = 4  # lists of the first wave, at least
 _WINDOW = 128  # lists of a query that are looked at in one wave, at most
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from tqdm import tqdm
 
 from memhier.ann.zoom.calibration.calibrate import Calibration
 from memhier.ann.zoom.construction.construct import construct
+from memhier.ann.zoom.construction.silent import SilentBar
 from memhier.ann.zoom.filters.attributes import Schema
 from memhier.ann.zoom.filters.bitmaps import BitmapCache, Words, pack
 from memhier.ann.zoom.pauses import pause
@@ -180,7 +180,7 @@ def renew(task: Task, layout: IndexLayout, seed: int, changes: int) -> Renewed:
         parts, reader = opened
         source = PartsSource(parts, task.dtype, task.space.dimension, reader)
         try:
-            made = construct(source, source.ids, task.space, layout, seed, scratch, tqdm(disable=True))
+            made = construct(source, source.ids, task.space, layout, seed, scratch, SilentBar())
             for _ in made.rows.write(RowWriter(staging.segment(f"{task.name}-rows"), task.row_bytes)):
                 pause()
         finally:

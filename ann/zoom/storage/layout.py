@@ -137,7 +137,7 @@ def scan_bytes(dram: int) -> int:
 
 def wave_bytes(dram: int) -> int:
     """Return the bytes of codes on SSD that a scan reads at a time, at most."""
-    return max(16 << 10, min(256 << 10, dram // 64))
+    return max(32 << 10, min(256 << 10, dram // 32))
 
 
 def codes_can_grow(code_bytes: int, dimension: int, metric: Metric, coding: Coding) -> bool:
