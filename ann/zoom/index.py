@@ -395,7 +395,7 @@ class ZoomIndex(Closing):
             Instead of a recall: inverted lists scanned per query. More are scanned where these hold fewer than `k`
             vectors.
         max_reads
-            The most pages read for one query.
+            The most pages of vectors read for one query; pages of codes on SSD do not count.
         deadline_ms
             Milliseconds after which no further round of reads starts; the search returns the nearest ranked until then.
         fields
