@@ -80,12 +80,15 @@ def test_a_search_reads_pages_of_codes_and_counts_them(index: ZoomIndex) -> None
     assert 0 < result.stats["page_requests"] < result.stats["pages"] < 100
 
 
-@pytest.mark.parametrize(("where", "holds"), [
-    ("n < 40", lambda row: row < 40),
-    ("tags contains 't3' and n >= 5000", lambda row: row % 7 == 3 and row >= 5000),
-    ("tags contains 'u49'", lambda row: row % 50 == 49),
-    ("n < 0", lambda row: False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("where", "holds"),
+    [
+        ("n < 40", lambda row: row < 40),
+        ("tags contains 't3' and n >= 5000", lambda row: row % 7 == 3 and row >= 5000),
+        ("tags contains 'u49'", lambda row: row % 50 == 49),
+        ("n < 0", lambda row: False),
+    ],
+)
 def test_filters_find_the_nearest_of_their_rows(index: ZoomIndex, where: str, holds: Any) -> None:
     queries, rows = _vectors(20, 5), np.array([row for row in range(_COUNT) if holds(row)], np.int64)
     found = index.search(queries, 10, where=where, recall=1.0).ids
