@@ -29,6 +29,7 @@ from memhier.ann.zoom.preview.code_scan import (
 )
 from memhier.ann.zoom.preview.stored_codes import StoredCodes
 from memhier.io.read_arguments import READ_TALLY
+from memhier.shield import check_interrupt
 
 __all__ = ["WAVE_COPIES", "Parts", "StoredPart", "stored_scan"]
 
@@ -76,6 +77,7 @@ def stored_scan(queries: ScanQueries, lists: CodeLists, parts: Sequence[StoredPa
     """Return the rows of each query whose lower bound is at most the k-th smallest upper bound, with their ids."""
     scan = _Waves(queries, lists, parts, limits)
     while len(chosen := scan.next()):
+        check_interrupt()
         scan.run(chosen)
     return scan.found()
 
