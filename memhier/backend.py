@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         BeladyPolicy = _core.BeladyPolicy
         CodeBook = _core.CodeBook
         CodeLists = _core.CodeLists
+        CodeWaves = _core.CodeWaves
         CodedPart = _core.CodedPart
         DecoderCore = _core.DecoderCore
         DirectSlots = _core.DirectSlots
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
         ScanResult = _core.ScanResult
         StackDistances = _core.StackDistances
         UpdatedRows = _core.UpdatedRows
+        WavePart = _core.WavePart
         belady_hits: Final = staticmethod(_core.belady_hits)
         code_scan: Final = staticmethod(_core.code_scan)
         crc32c: Final = staticmethod(_core.crc32c)
@@ -70,7 +72,9 @@ if TYPE_CHECKING:
         next_uses: Final = staticmethod(_core.next_uses)
         pq_scan: Final = staticmethod(_core.pq_scan)
         prune_links: Final = staticmethod(_core.prune_links)
+        reach_lists: Final = staticmethod(_core.reach_lists)
         turn_rows: Final = staticmethod(_core.turn_rows)
+        walk_lists: Final = staticmethod(_core.walk_lists)
 
 
 core: "_Core | None" = cast(Any, _load_core())

@@ -7,7 +7,7 @@ from typing import Self
 import numpy as np
 
 from memhier.ann.plan.small_index import SmallIndex
-from memhier.ann.zoom.preview.router import routing_cost
+from memhier.ann.zoom.preview.routing.router import routing_cost
 from memhier.planning.fits import GrowthLaw
 from memhier.planning.queues import QueryTrace
 

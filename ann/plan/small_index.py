@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from memhier.ann.zoom.construction.build import BuildOptions, write_index
 from memhier.ann.zoom.index import ZoomIndex
-from memhier.ann.zoom.preview.router import EXACT_LISTS, Router
+from memhier.ann.zoom.preview.routing.router import EXACT_LISTS, Router
 from memhier.ann.zoom.preview.space import Metric
 from memhier.ann.zoom.storage.catalog import KIND
 from memhier.ann.zoom.storage.layout import IndexLayout

@@ -10,14 +10,14 @@ from memhier.ann.decoder import FGD, LogitIndex
 from memhier.ann.decoder.calibration import calibrate
 from memhier.ann.decoder.calibration.build import BuildOptions, build_codes
 from memhier.ann.decoder.coding.codes import RowCodes
-from memhier.ann.decoder.coding.graph import NO_ROW, build_links, learn_seeds, relink
+from memhier.ann.decoder.coding.graph import build_links, learn_seeds, relink
 from memhier.ann.decoder.coding.transform import transform_contexts, transform_rows
 from memhier.ann.decoder.core import core as core_module
-from memhier.ann.decoder.core.core import prune_links
 from memhier.ann.decoder.engine.dram_engine import DramEngine
 from memhier.ann.decoder.engine.engine import Coarse, Effort, Walk
 from memhier.ann.decoder.layer import check_layer
 from memhier.ann.decoder.stored import open_index
+from memhier.ann.links import NO_ROW, prune_links
 
 
 def make_model(words=3000, dimension=48, seed=0):
@@ -82,7 +82,7 @@ def test_links_are_those_of_the_rule(words, degree, candidates, seed):
     rows = rng.normal(size=(words, 5)).astype(np.float32)
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
     near = rng.integers(-1, words, (words, candidates))
-    links = prune_links(rows, np.arange(words), near, degree)
+    links = prune_links(rows, np.arange(words), near, degree, inner=True)
     for own, kept in enumerate(links.tolist()):
         others = sorted({*near[own].tolist()} - {-1, own}, key=lambda other: -float(rows[other] @ rows[own]))
         wanted = []
@@ -94,15 +94,16 @@ def test_links_are_those_of_the_rule(words, degree, candidates, seed):
         assert [row for row in kept if row != NO_ROW] == wanted
 
 
-def test_the_two_cores_prune_alike(monkeypatch):
+@pytest.mark.parametrize("inner", [False, True])
+def test_the_two_cores_prune_alike(monkeypatch, inner):
     if core_module.backend.core is None:
         pytest.skip("needs the compiled core")
     rng = np.random.default_rng(3)
     rows = rng.normal(size=(200, 9)).astype(np.float32)
     near = rng.integers(-1, 200, (200, 30))
-    native = prune_links(rows, np.arange(200), near, 8)
+    native = prune_links(rows, np.arange(200), near, 8, inner=inner)
     monkeypatch.setattr(core_module.backend, "core", None)
-    np.testing.assert_array_equal(native, prune_links(rows, np.arange(200), near, 8))
+    np.testing.assert_array_equal(native, prune_links(rows, np.arange(200), near, 8, inner=inner))
 
 
 @pytest.mark.parametrize("method", ["graph", "screen"])

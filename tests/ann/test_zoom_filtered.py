@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from memhier import backend
 from memhier.ann import ZoomIndex
 from memhier.ann.zoom.filters.bitmaps import pack, runs_with, unpack
-from memhier.ann.zoom.preview import router
-from memhier.ann.zoom.preview.code_scan import SCAN_TALLY, Candidates
-from memhier.ann.zoom.preview.router import Router
+from memhier.ann.zoom.preview.routing import router
+from memhier.ann.zoom.preview.routing.router import Router
+from memhier.ann.zoom.preview.scan_arguments import SCAN_TALLY, Candidates
 from memhier.ann.zoom.search import search as searching
 from memhier.ann.zoom.storage import layout
 

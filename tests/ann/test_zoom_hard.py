@@ -15,8 +15,9 @@ from memhier import CorruptionError, Store, backend
 from memhier.ann import ZoomIndex
 from memhier.ann.zoom.calibration import calibrate
 from memhier.ann.zoom.construction import build
-from memhier.ann.zoom.preview import clusters, router
-from memhier.ann.zoom.preview.router import Router
+from memhier.ann.zoom.preview import clusters
+from memhier.ann.zoom.preview.routing import router
+from memhier.ann.zoom.preview.routing.router import Router
 from memhier.ann.zoom.search.search import Search
 from memhier.ann.zoom.storage.fullview import workspace_bytes
 from memhier.ann.zoom.storage.layout import scan_bytes
@@ -56,7 +57,8 @@ def test_copies_of_the_queries_do_not_flatter_calibration(tmp_path, copies):
 def walk_only(monkeypatch):
     """Let lists be found by walking a graph, however few there are and however many are wanted."""
     monkeypatch.setattr(router, "EXACT_LISTS", 0)
-    monkeypatch.setattr(router, "_WALKED", np.inf)
+    monkeypatch.setattr(router, "_WALK_COST", 0)
+    monkeypatch.setattr(router, "_STEP_COST", 0)
 
 
 @pytest.mark.parametrize("dimension", [16, 256])
@@ -79,15 +81,12 @@ def test_a_graph_of_centroids_reaches_every_list(monkeypatch, dimension):
     assert np.mean(found) >= 0.95 * 30
 
 
-def test_lists_that_no_walk_reaches_are_probed_where_they_are_near(monkeypatch):
+def test_copies_of_one_centroid_are_all_found(monkeypatch):
     centroids = text_like(300, 16, 12)
     copies = np.arange(40, 300, 3)
-    centroids[copies] = centroids[40]  # more than a node has links: they reach each other alone
+    centroids[copies] = centroids[40]  # more than a list has links
     walk_only(monkeypatch)
-    strays, whole = [], router.find_strays
-    monkeypatch.setattr(router, "find_strays", lambda graph: strays.append(whole(graph)) or strays[-1])
     graph = Router.build(centroids)
-    assert len(strays[0])
     probes = graph.route(centroids, 40)
     away = np.square(centroids[:, None] - centroids[None]).sum(axis=2)
     exact = np.argsort(away, axis=1, kind="stable")[:, :40]
@@ -166,8 +165,7 @@ def test_routes_are_the_nearest_however_many_queries_go_together(dimension, coun
 @pytest.mark.parametrize("copies", [0, 50, 300])
 def test_a_walk_passes_lists_of_one_centroid_in_the_middle_of_all(monkeypatch, copies):
     """As of vectors that are zero: they link to each other alone, and would be all that a walk has in sight."""
-    monkeypatch.setattr(router, "EXACT_LISTS", 100)
-    monkeypatch.setattr(router, "_WALKED", np.inf)
+    walk_only(monkeypatch)
     random = np.random.default_rng(0)
     centroids = 1.5 * random.normal(size=(100, 64))[random.integers(0, 100, 4000)] + random.normal(size=(4000, 64))
     queries = (centroids[:200] + 0.5 * random.normal(size=(200, 64))).astype(np.float32)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from memhier.ann.zoom.preview.clusters import Assigner, apportion, train_centroids
 from memhier.ann.zoom.preview.preview import train_preview
-from memhier.ann.zoom.preview.router import router_bytes_per_list
+from memhier.ann.zoom.preview.routing.router import router_bytes_per_list
 from memhier.ann.zoom.preview.space import core_dimension, fit_space
 from memhier.ann.zoom.source import VectorSource, open_source
 from memhier.ann.zoom.storage.layout import IndexSizes, lists_anew, plan_layout

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from memhier.ann import ZoomIndex
-from memhier.ann.zoom.preview import router
 from memhier.ann.zoom.preview.blocks import codes_of
+from memhier.ann.zoom.preview.routing import router
 from memhier.ann.zoom.renewal.spill import code_vectors
 from memhier.ann.zoom.source import VectorSource
 from memhier.ann.zoom.storage import layout
@@ -21,7 +21,8 @@ def test_each_goes_to_the_nearest_list_whatever_the_blocks(tmp_path, monkeypatch
     monkeypatch.setattr(layout, "_VECTORS_PER_LIST", per_list)
     if graph:
         monkeypatch.setattr(router, "EXACT_LISTS", 0)
-        monkeypatch.setattr(router, "_WALKED", np.inf)
+        monkeypatch.setattr(router, "_WALK_COST", 0)
+        monkeypatch.setattr(router, "_STEP_COST", 0)
     ZoomIndex.build(tmp_path / "index", vectors[:2500], metric=metric, dram="8MiB", grow_to=4000).close()
     with Store.open(tmp_path / "index", kind=KIND) as store:
         about = Description.decode(store.get("index"), store.path)

@@ -74,7 +74,9 @@ TWINS = {
     "crc32c": "memhier.io.python_kernels:crc32c",
     "crc32c_pages": "memhier.io.python_kernels:crc32c_pages",
     "distances": "memhier.io.python_kernels:distances",
-    "prune_links": "memhier.ann.decoder.core.python_links:prune_links",
+    "prune_links": "memhier.ann.links:prune_in_python",
+    "reach_lists": "memhier.ann.zoom.preview.routing.python_graph:reach_lists",
+    "walk_lists": "memhier.ann.zoom.preview.routing.python_graph:walk_lists",
 }
 # PageReader.rank: memhier.rows.python_ranking does it over any reader. A reference policy takes its order, too.
 WITHOUT_TWIN = {("PageReader", "rank"), ("LRUPolicy", "__init__")}

@@ -14,16 +14,15 @@ import numpy.typing as npt
 from tqdm import tqdm
 
 from memhier.ann.decoder.coding.codes import CHUNK_ROWS, BlockCodes, RowCodes, pack_blocks
-from memhier.ann.decoder.core.core import new_core, prune_links
+from memhier.ann.decoder.core.core import new_core
 from memhier.ann.decoder.layer import Floats, Ints
+from memhier.ann.links import links_as_rows, prune_links, with_reverse
 from memhier.ann.threads import one_thread
 
-__all__ = ["NO_ROW", "Graph", "build_links", "giants", "learn_seeds", "relink"]
+__all__ = ["Graph", "build_links", "giants", "learn_seeds", "relink"]
 
-NO_ROW = 0xFFFFFFFF
 DEGREE = 16
 _NEAR = 64  # candidates for the links of a row
-_REVERSE = 32  # candidates among the rows that link to it
 _SCAN_ROWS = 100_000  # up to so many, all rows are compared with all
 _LEADING = 64  # directions that decide on lists of like rows
 _BLOCK = 1024
@@ -44,7 +43,7 @@ class Graph:
     Attributes
     ----------
     links
-        uint32 ``[V, degree]``, :data:`NO_ROW` where a row has fewer.
+        uint32 ``[V, degree]``, :data:`memhier.ann.links.NO_ROW` where a row has fewer.
     centres
         float32 ``[groups, width]``: centres of the groups of contexts, in the coordinates of the codes.
     halves
@@ -94,9 +93,9 @@ def build_links(codes: RowCodes, progress: bool = False) -> Words:
     numbers, near = np.arange(len(rows)), _Near(rows)
     for start in tqdm(range(0, len(rows), _BLOCK), "links", disable=not progress, unit_scale=_BLOCK):
         some = numbers[start : start + _BLOCK]
-        links[start : start + _BLOCK] = prune_links(rows, some, near.of(some), DEGREE)
+        links[start : start + _BLOCK] = prune_links(rows, some, near.of(some), DEGREE, inner=True)
     del near
-    return _with_reverse(links, rows, numbers)
+    return with_reverse(links, rows, numbers, inner=True)
 
 
 def relink(links: Words, codes: RowCodes, changed: Ints) -> Words:
@@ -106,27 +105,11 @@ def relink(links: Words, codes: RowCodes, changed: Ints) -> Words:
     near = _Near(rows)
     for start in range(0, len(changed), _BLOCK):
         some = changed[start : start + _BLOCK]
-        again[some] = prune_links(rows, some, near.of(some), DEGREE)
+        again[some] = prune_links(rows, some, near.of(some), DEGREE, inner=True)
     touched = np.unique(links_as_rows(again[changed]))
     touched = touched[touched >= 0]
-    again[touched] = _with_reverse(again, rows, touched)
+    again[touched] = with_reverse(again, rows, touched, inner=True)
     return again
-
-
-def _with_reverse(links: Words, rows: Floats, numbers: Ints) -> Words:
-    """Return the links of rows, chosen again among their links and the rows that link to them."""
-    back = _reverse(links)
-    again = np.empty((len(numbers), DEGREE), np.uint32)
-    for start in range(0, len(numbers), _BLOCK):
-        some = numbers[start : start + _BLOCK]
-        both = np.concatenate([links_as_rows(links[some]), back[some]], 1)
-        again[start : start + _BLOCK] = prune_links(rows, some, both, DEGREE)
-    return again
-
-
-def links_as_rows(links: Words) -> Ints:
-    """Return links as int64, -1 for none."""
-    return np.where(links == NO_ROW, -1, links.astype(np.int64))
 
 
 class _Near:
@@ -211,19 +194,3 @@ def _transformed(codes: RowCodes) -> Floats:
     rows[giant, :-1] *= np.sqrt(most / squares[giant])[:, None]
     rows[:, -1] = np.sqrt(np.maximum(0, most - squares))
     return rows
-
-
-def _reverse(links: Words) -> npt.NDArray[np.int32]:
-    """Return the rows that link to each row, int32 ``[V, 32]``, -1 for none."""
-    words, degree = links.shape
-    targets = links.reshape(-1)
-    sources = np.repeat(np.arange(words, dtype=np.int32), degree)[targets != NO_ROW]
-    targets = targets[targets != NO_ROW]
-    order = np.argsort(targets, kind="stable")
-    targets, sources = targets[order], sources[order]
-    starts = np.searchsorted(targets, np.arange(words, dtype=np.uint32))
-    back = np.full((words, _REVERSE), -1, np.int32)
-    place = np.arange(len(targets)) - starts[targets]
-    fits = place < _REVERSE
-    back[targets[fits], place[fits]] = sources[fits]
-    return back

@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from memhier.ann.zoom.calibration.truth import NeighbourTruth
 from memhier.ann.zoom.pauses import pause
-from memhier.ann.zoom.preview.code_scan import positions_of, split_positions
 from memhier.ann.zoom.preview.preview import Effort, Preview
+from memhier.ann.zoom.preview.scan_arguments import positions_of, split_positions
 from memhier.ann.zoom.preview.stored_scan import Parts
 
 __all__ = ["EPS", "USUAL_MOST", "Needs", "lists_of", "measure_needs"]

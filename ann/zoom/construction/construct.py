@@ -13,10 +13,10 @@ from memhier.ann.zoom.calibration.mixtures import calibrate_both, play_queries
 from memhier.ann.zoom.calibration.truth import QUERIES
 from memhier.ann.zoom.pauses import pause
 from memhier.ann.zoom.preview.clusters import deal_out, training_rows
-from memhier.ann.zoom.preview.code_scan import CodedPart
 from memhier.ann.zoom.preview.codes import CodeBook
 from memhier.ann.zoom.preview.preview import Preview, train_preview
-from memhier.ann.zoom.preview.router import Router
+from memhier.ann.zoom.preview.routing.router import Router
+from memhier.ann.zoom.preview.scan_arguments import CodedPart
 from memhier.ann.zoom.preview.space import PreviewSpace
 from memhier.ann.zoom.source import VectorSource
 from memhier.ann.zoom.storage.arrays import PartArrays

@@ -18,7 +18,12 @@ import numpy.typing as npt
 
 from memhier.ann.zoom.preview.blocks import interleave
 from memhier.ann.zoom.preview.clusters import Assigner, train_centroids
-from memhier.ann.zoom.preview.code_scan import (
+from memhier.ann.zoom.preview.code_scan import code_scan
+from memhier.ann.zoom.preview.codes import CodeBook, train_codes
+from memhier.ann.zoom.preview.product import ProductBook, train_product
+from memhier.ann.zoom.preview.routing.router import Router
+from memhier.ann.zoom.preview.scan import ProductLists, pq_scan
+from memhier.ann.zoom.preview.scan_arguments import (
     REACH,
     SCAN_TALLY,
     Candidates,
@@ -26,12 +31,7 @@ from memhier.ann.zoom.preview.code_scan import (
     CodeLists,
     ScanLimits,
     ScanQueries,
-    code_scan,
 )
-from memhier.ann.zoom.preview.codes import CodeBook, train_codes
-from memhier.ann.zoom.preview.product import ProductBook, train_product
-from memhier.ann.zoom.preview.router import Router
-from memhier.ann.zoom.preview.scan import ProductLists, pq_scan
 from memhier.ann.zoom.preview.stored_scan import Parts, StoredPart, stored_scan
 
 __all__ = ["BOOK_ROWS_MOST", "CODINGS", "Coding", "Effort", "Preview", "train_preview"]
@@ -170,7 +170,7 @@ class Preview:
         """Return the `nprobe` lists that turned queries scan first, int64 ``[q, p]``; -1 where there are fewer.
 
         They are in that order; a request for all lists is ordered only with `in_order`. Only those `among` count, as in
-        :meth:`memhier.ann.zoom.preview.router.Router.route`.
+        :meth:`memhier.ann.zoom.preview.routing.router.Router.route`.
         """
         return self.router.route(self.aims(turned), nprobe, in_order=in_order, among=among)
 

@@ -147,6 +147,10 @@ class StoredCodes:
         """Return the number of blocks of each list."""
         return np.asarray(-(-(self.starts[lists + 1] - self.starts[lists]) // BLOCK_ROWS), np.int64)
 
+    def bytes_of(self, lists: Ints) -> Ints:
+        """Return the bytes of the blocks of each list."""
+        return self.blocks_of(lists) * self.block_bytes
+
     def lists(self, lists: Ints, tally: Tallies) -> ListRows:
         """Read whole lists, one after the other; the codes stay in the order of blocks. `tally` as in a read."""
         blocks = self.blocks_of(lists)

@@ -11,7 +11,7 @@ from memhier.ann.zoom.payload.given import GivenDocuments, check_names
 from memhier.ann.zoom.payload.record import Document, pack, unpack
 from memhier.ann.zoom.payload.staged import check_record
 from memhier.ann.zoom.payload.stored import in_order
-from memhier.ann.zoom.preview.code_scan import split_positions
+from memhier.ann.zoom.preview.scan_arguments import split_positions
 from memhier.ann.zoom.storage.ids import Located
 from memhier.ann.zoom.storage.snapshot import IndexSnapshot
 

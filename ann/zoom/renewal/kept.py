@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memhier.ann.zoom.filters.times import as_moments
-from memhier.ann.zoom.preview.code_scan import split_positions
+from memhier.ann.zoom.preview.scan_arguments import split_positions
 from memhier.ann.zoom.storage.ids import Located
 from memhier.ann.zoom.storage.snapshot import IndexSnapshot
 

@@ -25,8 +25,8 @@ from memhier.ann.zoom.filters.given import as_columns, as_objects
 from memhier.ann.zoom.ids.stored_texts import write_texts
 from memhier.ann.zoom.payload.stored import write_records
 from memhier.ann.zoom.preview.clusters import LONGEST
-from memhier.ann.zoom.preview.code_scan import split_positions
 from memhier.ann.zoom.preview.codes import CodeBook
+from memhier.ann.zoom.preview.scan_arguments import split_positions
 from memhier.ann.zoom.renewal.beside import Renewals
 from memhier.ann.zoom.renewal.documents import ChangedDocuments
 from memhier.ann.zoom.renewal.kept import Kept, values_kept

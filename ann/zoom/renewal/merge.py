@@ -14,9 +14,9 @@ from memhier.ann.zoom.ids.texts import Texts
 from memhier.ann.zoom.pauses import pause
 from memhier.ann.zoom.payload.stored import in_order, write_records
 from memhier.ann.zoom.preview.blocks import interleave
-from memhier.ann.zoom.preview.code_scan import positions_of
 from memhier.ann.zoom.preview.codes import CodeBook
 from memhier.ann.zoom.preview.preview import Preview
+from memhier.ann.zoom.preview.scan_arguments import positions_of
 from memhier.ann.zoom.source import VectorSource
 from memhier.ann.zoom.storage.arrays import PartArrays, Spread, compact_ids
 from memhier.ann.zoom.storage.fresh import Fresh

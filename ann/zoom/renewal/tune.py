@@ -10,7 +10,7 @@ from memhier.ann.zoom.calibration.calibrate import TARGET, Calibration
 from memhier.ann.zoom.calibration.mixtures import calibrate_both, play_queries
 from memhier.ann.zoom.calibration.truth import QUERIES, NeighbourTruth
 from memhier.ann.zoom.pauses import pause
-from memhier.ann.zoom.preview.code_scan import positions_of
+from memhier.ann.zoom.preview.scan_arguments import positions_of
 from memhier.ann.zoom.renewal.merge import alive_blocks
 from memhier.ann.zoom.search.search import Search, Selection, candidate_limit
 from memhier.ann.zoom.storage.part import IndexPart, gather

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from memhier.ann.zoom.filters.bitmaps import unpack
-from memhier.ann.zoom.preview.code_scan import Candidates, CodedPart, split_positions
 from memhier.ann.zoom.preview.preview import Effort
+from memhier.ann.zoom.preview.scan_arguments import Candidates, CodedPart, split_positions
 from memhier.ann.zoom.preview.stored_scan import StoredPart
 from memhier.ann.zoom.search.explanation import CandidateRecord, Explanation
 from memhier.ann.zoom.search.planning import Plan

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from memhier.ann.zoom.filters.attributes import null_values
 from memhier.ann.zoom.filters.conditions import is_list
 from memhier.ann.zoom.payload.record import decode, unpack
-from memhier.ann.zoom.preview.code_scan import split_positions
+from memhier.ann.zoom.preview.scan_arguments import split_positions
 from memhier.ann.zoom.storage.documents import records_at
 from memhier.ann.zoom.storage.ids import Located, Sightings
 from memhier.ann.zoom.storage.snapshot import IndexSnapshot

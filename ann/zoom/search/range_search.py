@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from memhier.ann.zoom.calibration.calibrate import Calibration
-from memhier.ann.zoom.preview.code_scan import Candidates
 from memhier.ann.zoom.preview.preview import Effort
+from memhier.ann.zoom.preview.scan_arguments import Candidates
 from memhier.ann.zoom.search.search import CANDIDATE_BYTES, Found, Search
 from memhier.io.read_arguments import Tallies
 from memhier.shield import check_interrupt

@@ -9,8 +9,8 @@ import numpy.typing as npt
 from memhier.ann.zoom.calibration.needs import USUAL_MOST
 from memhier.ann.zoom.filters.where import evaluate, parse_for
 from memhier.ann.zoom.ids.collection import collected
-from memhier.ann.zoom.preview.code_scan import SCAN_TALLY, Candidates, positions_of
 from memhier.ann.zoom.preview.preview import Effort
+from memhier.ann.zoom.preview.scan_arguments import SCAN_TALLY, Candidates, positions_of
 from memhier.ann.zoom.preview.stored_scan import Parts
 from memhier.ann.zoom.search.trace import Trace
 from memhier.ann.zoom.storage.fullview import make_workspace

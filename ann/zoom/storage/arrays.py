@@ -8,9 +8,9 @@ import numpy.typing as npt
 
 from memhier.ann.zoom.filters.bitmaps import Words
 from memhier.ann.zoom.preview.blocks import codes_of
-from memhier.ann.zoom.preview.code_scan import CodedPart
 from memhier.ann.zoom.preview.codes import CodeBook
 from memhier.ann.zoom.preview.preview import Preview
+from memhier.ann.zoom.preview.scan_arguments import CodedPart
 from memhier.ann.zoom.preview.stored_codes import ListRows, block_bytes, written_lists
 from memhier.errors import CorruptionError
 from memhier.fields import stored_array

@@ -14,7 +14,7 @@ from memhier.ann.zoom.payload.given import NAMES_MOST
 from memhier.ann.zoom.preview.codes import CodeBook
 from memhier.ann.zoom.preview.preview import CODINGS, Coding, Preview
 from memhier.ann.zoom.preview.product import ProductBook
-from memhier.ann.zoom.preview.router import Router
+from memhier.ann.zoom.preview.routing.router import Router
 from memhier.ann.zoom.preview.scan import CODES_PER_BOOK
 from memhier.ann.zoom.preview.space import METRICS, PreviewSpace, core_dimension
 from memhier.ann.zoom.storage.ids import IdKind
@@ -41,7 +41,8 @@ __all__ = ["AUDIT_KEY", "KIND", "VERSION", "Description", "load_preview", "write
 KIND = "zoom-index"
 AUDIT_KEY = "audit"  # of the record of the audit
 VERSION = 9
-_READ = (6, 7, 8)  # versions read beside it: 8 has no codes on SSD, 7 no lists as attributes, 6 no documents either
+# Versions read beside it: 8 has a router of faiss and no codes on SSD, 7 no lists as attributes, 6 no documents either.
+_READ = (6, 7, 8)
 
 
 _NAME = text(r"[A-Za-z0-9_-]{1,100}")

@@ -7,7 +7,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from memhier.ann.zoom.preview.code_scan import split_positions
+from memhier.ann.zoom.preview.scan_arguments import split_positions
 from memhier.ann.zoom.storage.fresh import Fresh
 from memhier.ann.zoom.storage.ids import Located
 from memhier.ann.zoom.storage.part import IndexPart

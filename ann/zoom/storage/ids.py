@@ -14,7 +14,7 @@ import numpy.typing as npt
 from memhier.ann.files import as_array
 from memhier.ann.zoom.arguments import check_ids
 from memhier.ann.zoom.ids.texts import Texts, as_texts, hash_texts, is_text
-from memhier.ann.zoom.preview.code_scan import split_positions
+from memhier.ann.zoom.preview.scan_arguments import split_positions
 from memhier.ann.zoom.storage.fresh import Fresh
 from memhier.ann.zoom.storage.part import IndexPart, find_ids
 from memhier.io.read_arguments import Tallies

@@ -7,7 +7,7 @@ from memhier.ann.zoom.ids.stored_texts import PAGE_DRAM
 from memhier.ann.zoom.payload.stored import records_bytes
 from memhier.ann.zoom.preview.blocks import BLOCK_ROWS
 from memhier.ann.zoom.preview.preview import Coding
-from memhier.ann.zoom.preview.router import EXACT_LISTS, router_bytes_per_list
+from memhier.ann.zoom.preview.routing.router import EXACT_LISTS, router_bytes_per_list
 from memhier.ann.zoom.preview.scan import CODES_PER_BOOK
 from memhier.ann.zoom.preview.space import Metric, core_dimension
 from memhier.ann.zoom.preview.stored_codes import block_bytes

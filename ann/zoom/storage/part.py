@@ -17,8 +17,8 @@ from memhier.ann.zoom.filters.conditions import Expression
 from memhier.ann.zoom.ids.stored_texts import StoredTexts
 from memhier.ann.zoom.ids.texts import hash_texts
 from memhier.ann.zoom.payload.stored import StoredRecords
-from memhier.ann.zoom.preview.code_scan import positions_of, split_positions
 from memhier.ann.zoom.preview.preview import Preview
+from memhier.ann.zoom.preview.scan_arguments import positions_of, split_positions
 from memhier.ann.zoom.preview.stored_scan import Parts
 from memhier.ann.zoom.storage.arrays import PartArrays
 from memhier.ann.zoom.storage.fullview import stored_bytes

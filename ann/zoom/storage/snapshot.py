@@ -11,8 +11,8 @@ import numpy.typing as npt
 from memhier.ann.zoom.calibration.calibrate import Calibration
 from memhier.ann.zoom.filters.attributes import Schema
 from memhier.ann.zoom.filters.bitmaps import BitmapCache, Words, bitmap_bytes, unpack
-from memhier.ann.zoom.preview.code_scan import split_positions
 from memhier.ann.zoom.preview.preview import Preview
+from memhier.ann.zoom.preview.scan_arguments import split_positions
 from memhier.ann.zoom.preview.space import PreviewSpace
 from memhier.ann.zoom.preview.stored_scan import WAVE_COPIES
 from memhier.ann.zoom.storage.arrays import PartArrays

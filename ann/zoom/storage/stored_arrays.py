@@ -9,9 +9,9 @@ import numpy.typing as npt
 
 from memhier.ann.zoom.filters.bitmaps import Words
 from memhier.ann.zoom.preview.blocks import codes_of
-from memhier.ann.zoom.preview.code_scan import positions_of
 from memhier.ann.zoom.preview.codes import CodeBook
 from memhier.ann.zoom.preview.preview import Preview
+from memhier.ann.zoom.preview.scan_arguments import positions_of
 from memhier.ann.zoom.preview.stored_codes import ListRows, StoredCodes, block_bytes, list_offsets
 from memhier.ann.zoom.preview.stored_scan import StoredPart
 from memhier.ann.zoom.storage.arrays import Spread, check_starts, part_entry

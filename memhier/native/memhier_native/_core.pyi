@@ -83,6 +83,7 @@ class ScanResult:
         counts: numpy.typing.NDArray[numpy.int64],
         thresholds: numpy.typing.NDArray[numpy.float32],
         tally: numpy.typing.NDArray[numpy.void],
+        ids: numpy.typing.NDArray[numpy.int64] | None,
     ) -> None: ...
 
 def code_scan(
@@ -95,6 +96,35 @@ def code_scan(
     result: ScanResult,
     instructions: int = 2,
 ) -> None: ...
+
+class WavePart:
+    def __init__(
+        self,
+        *,
+        starts: numpy.typing.NDArray[numpy.int64],
+        stops: numpy.typing.NDArray[numpy.int64],
+        shifts: numpy.typing.NDArray[numpy.int64],
+        codes: numpy.typing.NDArray[numpy.uint8],
+        numbers: numpy.typing.NDArray[numpy.uint16],
+        ids: numpy.typing.NDArray[numpy.int64],
+        written: int,
+        allowed: numpy.typing.NDArray[numpy.uint64] | None,
+    ) -> None: ...
+
+class CodeWaves:
+    def __init__(
+        self, *, queries: ScanQueries, lists: CodeLists, book: CodeBook, limits: ScanLimits, limit: int
+    ) -> None: ...
+    def ahead(self, *, first: int, window: int, total: int, counts: numpy.typing.NDArray[numpy.int64]) -> None: ...
+    def scan(
+        self,
+        *,
+        parts: Sequence[WavePart],
+        lists: numpy.typing.NDArray[numpy.int64],
+        counts: numpy.typing.NDArray[numpy.int64],
+    ) -> None: ...
+    def finish(self, *, result: ScanResult) -> None: ...
+
 def crc32c(*, data: numpy.typing.NDArray[Any] | memoryview, value: int) -> int: ...
 def crc32c_by_table(*, data: numpy.typing.NDArray[Any] | memoryview, value: int) -> int:
     """
@@ -103,13 +133,6 @@ def crc32c_by_table(*, data: numpy.typing.NDArray[Any] | memoryview, value: int)
 
 def crc32c_pages(*, data: numpy.typing.NDArray[Any] | memoryview, out: numpy.typing.NDArray[numpy.uint32]) -> None: ...
 def fence() -> None: ...
-def prune_links(
-    *,
-    rows: numpy.typing.NDArray[numpy.float32],
-    numbers: numpy.typing.NDArray[numpy.int64],
-    candidates: numpy.typing.NDArray[numpy.int64],
-    links: numpy.typing.NDArray[numpy.uint32],
-) -> None: ...
 
 class DecoderCore:
     def __init__(
@@ -243,6 +266,24 @@ def embedding_update(
 def embedding_take_steps(
     *, rows: UpdatedRows, steps: numpy.typing.NDArray[numpy.float32], roots: numpy.typing.NDArray[numpy.float32]
 ) -> None: ...
+def prune_links(
+    *,
+    rows: numpy.typing.NDArray[numpy.float32],
+    numbers: numpy.typing.NDArray[numpy.int64],
+    candidates: numpy.typing.NDArray[numpy.int64],
+    inner: bool,
+    links: numpy.typing.NDArray[numpy.uint32],
+) -> None: ...
+def walk_lists(
+    *,
+    queries: numpy.typing.NDArray[numpy.float32],
+    rows: numpy.typing.NDArray[numpy.uint16],
+    links: numpy.typing.NDArray[numpy.int32],
+    seeds: numpy.typing.NDArray[numpy.int32],
+    sight: int,
+    nearest: numpy.typing.NDArray[numpy.int64],
+) -> None: ...
+def reach_lists(*, links: numpy.typing.NDArray[numpy.int32], reached: numpy.typing.NDArray[numpy.uint8]) -> None: ...
 def nearest_rows(
     *,
     queries: numpy.typing.NDArray[numpy.float32],

@@ -7,11 +7,13 @@ NB_MODULE(_core, m) {
   nanobind::set_leak_warnings(false);
   register_belady(m);
   register_code_scan(m);
+  register_code_waves(m);
   register_io_calls(m);
-  register_decode_links(m);
   register_decoder(m);
   register_distance(m);
   register_embedding(m);
+  register_links(m);
+  register_list_graph(m);
   register_nearest_lists(m);
   register_offline(m);
   register_policies(m);

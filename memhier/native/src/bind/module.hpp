@@ -5,11 +5,13 @@
 
 void register_belady(nanobind::module_& m);
 void register_code_scan(nanobind::module_& m);
+void register_code_waves(nanobind::module_& m);
 void register_io_calls(nanobind::module_& m);
-void register_decode_links(nanobind::module_& m);
 void register_decoder(nanobind::module_& m);
 void register_distance(nanobind::module_& m);
 void register_embedding(nanobind::module_& m);
+void register_links(nanobind::module_& m);
+void register_list_graph(nanobind::module_& m);
 void register_nearest_lists(nanobind::module_& m);
 void register_offline(nanobind::module_& m);
 void register_policies(nanobind::module_& m);

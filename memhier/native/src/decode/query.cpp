@@ -83,14 +83,6 @@ __attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni"))) void dot_codes_v
 
 }  // namespace
 
-MEMHIER_CLONES
-float dot_floats(const float* left, const float* right, std::size_t count) {
-  float sum = 0;
-#pragma omp simd reduction(+ : sum)
-  for (std::size_t i = 0; i < count; ++i) sum += left[i] * right[i];
-  return sum;
-}
-
 void dot_codes(const std::uint8_t* codes, std::size_t width, const std::uint32_t* rows, std::size_t count,
                const std::int8_t* query, std::int32_t* sums) {
 #if defined(__x86_64__)

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "rank/floats.hpp"
+
 namespace memhier {
 
 // Takes hidden states to coordinates z = turn (h - mean), leading directions first. The logit of row i is
@@ -56,7 +58,5 @@ class CodedQuery {
 // sums[i] = sum over directions of code * byte, for the codes [*, width] of the given rows.
 void dot_codes(const std::uint8_t* codes, std::size_t width, const std::uint32_t* rows, std::size_t count,
                const std::int8_t* query, std::int32_t* sums);
-
-float dot_floats(const float* left, const float* right, std::size_t count);
 
 }  // namespace memhier

@@ -1,9 +1,7 @@
 // The nearest of many thousand half-precision vectors to each query, by comparing all of them.
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cstdint>
-#include <cstring>
 #include <numeric>
 #include <optional>
 #include <vector>
@@ -13,84 +11,18 @@
 #include "bind/array.hpp"
 #include "bind/module.hpp"
 #include "bind/simd.hpp"
-#include "rank/distance.hpp"
-
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
+#include "scan/half_rows.hpp"
 
 namespace nb = nanobind;
 
 namespace memhier {
 namespace {
 
-constexpr std::size_t kRows = 4096;   // compared at a time
-constexpr std::size_t kGroup = 8;     // rows of which the nearest stands for them
-constexpr std::size_t kTogether = 4;  // queries for which a row is loaded and converted once
-constexpr std::size_t kDigits = 3;    // of a distance, by which many rows are sorted
+constexpr std::size_t kRows = 4096;  // compared at a time
+constexpr std::size_t kGroup = 8;    // rows of which the nearest stands for them
+constexpr std::size_t kDigits = 3;   // of a distance, by which many rows are sorted
 constexpr int kDigitBits = 11;
 constexpr std::size_t kManyRows = 256;
-
-#if defined(__x86_64__)
-const bool kHasAvx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq");
-
-// Squared distances of n queries to all rows, each made in the same order whatever n is; those of a query start
-// `stride` after those of the one before.
-template <std::size_t n>
-__attribute__((target("avx512f,avx512dq"))) void measure_avx512(const float* queries, const std::uint16_t* rows,
-                                                                std::size_t count, std::size_t dimension, float* away,
-                                                                std::size_t stride) {
-  const std::size_t whole = dimension / 16 * 16;
-  const auto rest = static_cast<__mmask16>((1u << (dimension - whole)) - 1);
-  for (std::size_t row = 0; row < count; ++row) {
-    const std::uint16_t* x = rows + row * dimension;
-    __m512 sums[n];
-#pragma GCC unroll 4
-    for (__m512& sum : sums) sum = _mm512_setzero_ps();
-    for (std::size_t t = 0; t < whole; t += 16) {
-      const __m512 value = _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x + t)));
-#pragma GCC unroll 4
-      for (std::size_t q = 0; q < n; ++q) {
-        const __m512 difference = _mm512_sub_ps(_mm512_loadu_ps(queries + q * dimension + t), value);
-        sums[q] = _mm512_fmadd_ps(difference, difference, sums[q]);
-      }
-    }
-    if (rest != 0) {
-      __m256i halves = _mm256_setzero_si256();
-      std::memcpy(&halves, x + whole, (dimension - whole) * sizeof(std::uint16_t));
-      const __m512 value = _mm512_cvtph_ps(halves);
-#pragma GCC unroll 4
-      for (std::size_t q = 0; q < n; ++q) {
-        const __m512 difference = _mm512_sub_ps(_mm512_maskz_loadu_ps(rest, queries + q * dimension + whole), value);
-        sums[q] = _mm512_fmadd_ps(difference, difference, sums[q]);
-      }
-    }
-#pragma GCC unroll 4
-    for (std::size_t q = 0; q < n; ++q) away[q * stride + row] = _mm512_reduce_add_ps(sums[q]);
-  }
-}
-#endif
-
-void measure(const float* queries, std::size_t together, const std::uint16_t* rows, std::size_t count,
-             std::size_t dimension, float* away, std::size_t stride) {
-#if defined(__x86_64__)
-  if (kHasAvx512 && together == kTogether)
-    return measure_avx512<kTogether>(queries, rows, count, dimension, away, stride);
-  if (kHasAvx512) {
-    for (std::size_t q = 0; q < together; ++q)
-      measure_avx512<1>(queries + q * dimension, rows, count, dimension, away + q * stride, stride);
-    return;
-  }
-#endif
-  for (std::size_t q = 0; q < together; ++q)
-    distances(
-        {queries + q * dimension, reinterpret_cast<const std::byte*>(rows),
-         static_cast<std::ptrdiff_t>(dimension * sizeof(std::uint16_t)), count, dimension, nullptr, away + q * stride},
-        RowType::float16, Metric::l2);
-}
-
-// Bits of floats that are not negative order as these do, and those of NaN after all.
-MEMHIER_INLINE std::uint32_t order_of(float away) { return std::bit_cast<std::uint32_t>(away); }
 
 // least[groups] = the least of every kGroup, which stand `groups` apart.
 MEMHIER_CLONES
@@ -214,8 +146,8 @@ void nearest_rows(const Array<const float, 2>& queries, const Array<const std::u
           from = static_cast<std::size_t>(chosen[row + at]);
           for (end = at + 1; end < count && chosen[row + end] == chosen[row + end - 1] + 1;) ++end;
         }
-        measure(queries.data() + first * dimension, together, rows.data() + from * dimension, end - at, dimension,
-                away.data() + at, count);
+        measure_rows(queries.data() + first * dimension, together, rows.data() + from * dimension, end - at, dimension,
+                     away.data() + at, count);
       }
       for (std::size_t q = 0; q < together; ++q) found[q].add(away.data() + q * count, row, count, least);
     }

@@ -1,0 +1,1 @@
+"""Routing to lists: which of them are nearest to a query."""

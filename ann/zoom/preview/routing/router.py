@@ -1,0 +1,165 @@
+"""Routing of queries to their nearest lists: by comparing all centroids while they are few, by a graph of many.
+
+Zoom (arXiv 1809.04067) reaches its centroids through a graph, which makes very many affordable. Up to some twelve
+thousand a comparison with all is faster, exact, and takes no DRAM for links, 97 bytes a list. Beyond, the links are
+those of :mod:`memhier.ann.zoom.preview.routing.linking`, and a walk follows them, unless so many lists are wanted that
+a comparison is faster.
+"""
+
+from typing import Any, Self, TypeAlias
+
+import faiss
+import numpy as np
+import numpy.typing as npt
+
+from memhier import backend
+from memhier.ann.zoom.preview.routing.linking import link_lists
+from memhier.ann.zoom.preview.routing.list_graph import DEGREE, ListGraph, link_bytes
+from memhier.errors import CorruptionError
+
+__all__ = ["EXACT_LISTS", "Router", "router_bytes_per_list", "routing_cost", "walk_sight"]
+
+EXACT_LISTS = 12288
+_FOUND_COST = 10  # of one more list that is found, in codes scanned
+# Of a walk, and of each list that it goes on from. For 64 lists it takes less in a batch from 16,384 lists on, alone
+# from 9,000 on (`python -m memhier.benchmarks.workloads.search.routing`).
+_WALK_COST, _STEP_COST = 3000, 40
+_COMPARED = 1 << 22  # values compared at a time without the compiled core
+
+Floats: TypeAlias = npt.NDArray[np.float32]
+Halves: TypeAlias = npt.NDArray[np.float16]
+Ints: TypeAlias = npt.NDArray[np.int64]
+
+
+def router_bytes_per_list(padded: int, lists: int) -> int:
+    """Return the DRAM bytes of one list: fp16 centroid, start of the list, and beyond 12,288 lists its graph links."""
+    return 2 * padded + 8 + (link_bytes() if lists > EXACT_LISTS else 0)
+
+
+def routing_cost(lists: int, nprobe: float) -> float:
+    """Return the cost of finding `nprobe` of so many lists, in codes scanned."""
+    compared = lists + _FOUND_COST * nprobe
+    return compared if lists <= EXACT_LISTS else min(compared, _walk_cost(nprobe))
+
+
+def walk_sight(nprobe: float) -> float:
+    """Return the sight of a walk that finds .99 of `nprobe` lists.
+
+    The figures are of ``python -m memhier.benchmarks.workloads.search.routing``.
+    """
+    return 192 + 0.7 * nprobe
+
+
+def _walk_cost(nprobe: float) -> float:
+    return _WALK_COST + _STEP_COST * walk_sight(nprobe)
+
+
+class Router:
+    """Centroids of inverted lists in half precision, and the search for the nearest.
+
+    Parameters
+    ----------
+    centroids
+        float16 ``[lists, d]``.
+    graph
+        A graph over them; None to compare all.
+    """
+
+    def __init__(self, centroids: Halves, graph: ListGraph | None) -> None:
+        self.centroids = centroids
+        self._graph = graph
+
+    @classmethod
+    def build(cls, centroids: Floats) -> Self:
+        """Return a router over float32 centroids ``[lists, d]``; independent of the number of threads."""
+        halves = centroids.astype(np.float16)
+        graph = ListGraph(halves, link_lists(halves)) if len(halves) > EXACT_LISTS else None
+        return cls(halves, graph)
+
+    @classmethod
+    def load(cls, data: npt.NDArray[np.uint8], lists: int, padded: int, path: object) -> Self:
+        """Return the router from the bytes of :meth:`save`, checked against the catalog at `path`.
+
+        It reads the faiss serialisation of earlier versions as well, and then links the lists anew.
+        """
+        links_end = 4 * DEGREE * lists if lists > EXACT_LISTS else 0
+        if len(data) != links_end + 2 * padded * lists:
+            return cls.build(_centroids_of_faiss(data, lists, padded, path))
+        centroids = data[links_end:].view(np.float16).reshape(lists, padded)
+        if not links_end:
+            return cls(centroids, None)
+        links = data[:links_end].view(np.int32).reshape(lists, DEGREE)
+        fault = ListGraph.fault(centroids, links)
+        if fault is not None:
+            raise CorruptionError(f"{path}: the router is broken: {fault}")
+        return cls(centroids, ListGraph(centroids, links))
+
+    def save(self) -> npt.NDArray[np.uint8]:
+        """Return the router as bytes: the links, if there are any, and the centroids."""
+        parts: list[npt.NDArray[Any]] = [self.centroids] if self._graph is None else [self._graph.links, self.centroids]
+        return np.concatenate([np.ascontiguousarray(part).reshape(-1).view(np.uint8) for part in parts])
+
+    @property
+    def memory_bytes(self) -> int:
+        """DRAM held, in bytes."""
+        return self.centroids.nbytes + (0 if self._graph is None else self._graph.memory_bytes)
+
+    def cost(self, nprobe: int) -> float:
+        """Return the cost of finding so many lists, in codes scanned."""
+        return routing_cost(len(self.centroids), nprobe)
+
+    def route(self, queries: Floats, nprobe: int, *, in_order: bool = False, among: Ints | None = None) -> Ints:
+        """Return the `nprobe` lists nearest to each query, int64 ``[q, p]``; -1 stands where the graph found fewer.
+
+        They are ordered by distance; a request for all lists is ordered only with `in_order`.
+
+        Parameters
+        ----------
+        among
+            int64 ``[m]``: the lists that count, ascending; None for all. Others are found as well where a walk of the
+            graph is faster, unless `nprobe` takes all that count.
+        """
+        every = len(self.centroids)
+        lists = every if among is None else len(among)
+        nprobe = min(nprobe, lists)
+        if nprobe == lists and not in_order:
+            all_lists = np.arange(lists, dtype=np.int64) if among is None else among
+            return np.broadcast_to(all_lists, (len(queries), lists)).copy()
+        if among is not None and (nprobe == lists or routing_cost(0, nprobe) + lists < self.cost(nprobe)):
+            return self._nearest(queries, nprobe, among)
+        if self._graph is None or _walk_cost(nprobe) >= every + _FOUND_COST * nprobe:
+            return self._nearest(queries, nprobe, None)
+        return self._graph.walk(queries, nprobe, int(walk_sight(nprobe)))
+
+    def _nearest(self, queries: Floats, nprobe: int, among: Ints | None) -> Ints:
+        """Return the `nprobe` lists of `among`, or of all, nearest to each query, compared with all of these."""
+        nearest = np.empty((len(queries), nprobe), np.int64)
+        if backend.core is not None:
+            backend.core.nearest_rows(
+                queries=queries, rows=self.centroids.view(np.uint16), nearest=nearest, among=among
+            )
+            return nearest
+        lists = np.arange(len(self.centroids)) if among is None else among
+        centroids = self.centroids[lists].astype(np.float32)
+        step = max(1, _COMPARED // max(1, centroids.size))
+        for start in range(0, len(queries), step):
+            away = np.square(queries[start : start + step, None] - centroids).sum(axis=2)
+            nearest[start : start + step] = lists[np.argsort(away, axis=1, kind="stable")[:, :nprobe]]
+        return nearest
+
+
+def _centroids_of_faiss(data: npt.NDArray[np.uint8], lists: int, padded: int, path: object) -> Floats:
+    """Return the centroids of a router of an earlier version: faiss's fp16 scalar quantiser, or HNSW over one."""
+    try:
+        index = faiss.deserialize_index(data)
+    except (RuntimeError, MemoryError) as error:
+        raise CorruptionError(f"{path}: the router cannot be read: {error}") from error
+    storage = faiss.downcast_index(index.storage) if isinstance(index, faiss.IndexHNSWSQ) else index
+    if (
+        type(storage) is not faiss.IndexScalarQuantizer
+        or (storage.ntotal, storage.d, storage.codes.size()) != (lists, padded, 2 * padded * lists)
+        or storage.sq.qtype != faiss.ScalarQuantizer.QT_fp16
+    ):
+        raise CorruptionError(f"{path}: the router is not one of {lists} centroids in half precision")
+    raw: npt.NDArray[np.uint8] = faiss.vector_to_array(storage.codes)
+    return raw.view(np.float16).reshape(lists, padded).astype(np.float32)
