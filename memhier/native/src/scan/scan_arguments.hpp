@@ -63,8 +63,8 @@ struct CodedPart {
 };
 
 // Some lists of rows that were written together: starts and stops [n] of their rows among the codes [r, bytes], numbers
-// [2, r] and ids [r] that were read; shifts [n] from these to the rows written, of which there are `written`; allowed: a
-// bit for each of these.
+// [2, r] and ids [r] that were read; shifts [n] from these to the rows written, of which there are `written`; allowed:
+// a bit for each of these.
 struct WavePart {
   Array<const std::int64_t, 1> starts, stops, shifts;
   Array<const std::uint8_t, 2> codes;
@@ -106,8 +106,8 @@ struct ScanTally {
 static_assert(sizeof(ScanTally) == 32 && offsetof(ScanTally, scanned) == 8 && offsetof(ScanTally, cut_short) == 16 &&
               offsetof(ScanTally, open) == 24);
 
-// The candidates of each query, [q, limit] in ascending order of the lower bound, with their ids where they are known; and [q]: how many they are, the
-// threshold they passed, and the work done.
+// The candidates of each query, [q, limit] in ascending order of the lower bound, with their ids where they are known;
+// and [q]: how many they are, the threshold they passed, and the work done.
 struct ScanResult {
   Array<std::int64_t, 2> positions;
   Array<float, 2> lower, estimates;
