@@ -1,11 +1,11 @@
 """Queries that are unlike the vectors: the recall declared and found untuned, after an audit, and after ``tune``.
 
-``python -m memhier.benchmarks.workloads.search.ood`` makes sets as of texts that look for pictures: both sides come from
-the same hidden points by maps of their own, a query with more noise and a shift, so that it lies far from all vectors
-and its neighbours far from each other (the out-of-distribution track of big-ann-benchmarks 2023, its Text2Image). Real
-logs give users against items. Queries are asked one at a time. ``untuned`` is the index as built; ``audited`` after it
-saw ``--audited`` queries of the same kind and checked each; ``tuned`` after ``tune`` of these. Recall is that of other
-queries.
+``python -m memhier.benchmarks.workloads.search.ood`` makes sets as of texts that look for pictures: both sides come
+from the same hidden points by maps of their own, a query with more noise and a shift, so that it lies far from all
+vectors and its neighbours far from each other (the out-of-distribution track of big-ann-benchmarks 2023, its
+Text2Image). Real logs give users against items. Queries are asked one at a time. ``untuned`` is the index as built;
+``audited`` after it saw ``--audited`` queries of the same kind and checked each; ``tuned`` after ``tune`` of these.
+Recall is that of other queries.
 """
 
 import time
