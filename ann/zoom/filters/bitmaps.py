@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from memhier.budget import parse_bytes
-from memhier.shield import shielded
 
 __all__ = ["BitmapCache", "Words", "bitmap_bytes", "pack", "popcount", "runs_with", "unpack", "word_count"]
 
@@ -108,7 +107,6 @@ class BitmapCache:
     def __init__(self, limit: int | str) -> None:
         self._limit = parse_bytes(limit, "limit")
         self._bitmaps: OrderedDict[Hashable, Words] = OrderedDict()
-        self._held = 0
         self._lock = threading.Lock()
         self._pid = os.getpid()
 
@@ -124,7 +122,7 @@ class BitmapCache:
     @property
     def memory_bytes(self) -> int:
         """DRAM held by bitmaps and their keys, in bytes."""
-        return self._held
+        return sum([_size(*each) for each in list(self._bitmaps.items())])
 
     def get(self, key: Hashable) -> Words | None:
         """Return a bitmap, read-only, or None."""
@@ -134,39 +132,33 @@ class BitmapCache:
             self._bitmaps.move_to_end(key)
         return words
 
-    @shielded
     def put(self, key: Hashable, words: Words) -> None:
         """Keep a bitmap, which becomes read-only, in place of those least recently used.
 
-        A bitmap larger than the limit is not kept, and stays writable.
+        A bitmap larger than the limit is not kept, and stays writable. An interrupt leaves fewer bitmaps.
         """
         with self._guard():
-            self._remove(key)
+            self._bitmaps.pop(key, None)
             size = _size(key, words)
             if size > self._limit:
                 return
             words.flags.writeable = False
-            while self._held + size > self._limit:
-                self._remove(next(iter(self._bitmaps)))
+            room = self._limit - size - self.memory_bytes
+            while room < 0:
+                room += _size(*self._bitmaps.popitem(last=False))
             self._bitmaps[key] = words
-            self._held += size
 
     def drop(self, owner: object) -> None:
         """Forget all bitmaps whose key is a tuple that begins with `owner`."""
         with self._guard():
             for key in [key for key in self._bitmaps if isinstance(key, tuple) and key[:1] == (owner,)]:
-                self._remove(key)
+                self._bitmaps.pop(key, None)
 
     def _guard(self) -> threading.Lock:
         if self._pid != os.getpid():  # A thread that did not survive the fork may have held the lock: begin anew.
-            self._bitmaps, self._held = OrderedDict(), 0
+            self._bitmaps = OrderedDict()
             self._lock, self._pid = threading.Lock(), os.getpid()
         return self._lock
-
-    def _remove(self, key: Hashable) -> None:
-        words = self._bitmaps.pop(key, None)
-        if words is not None:
-            self._held -= _size(key, words)
 
 
 def _size(key: Hashable, words: Words) -> int:

@@ -4,10 +4,10 @@ from collections.abc import Collection, Mapping
 from typing import TypeAlias
 
 from memhier.ann.zoom.filters.columns import BLOCK_ROWS
-from memhier.ann.zoom.filters.conditions import SORTED_BYTES, Cells, ListCells, Value
-from memhier.ann.zoom.filters.postings import LOOK_UP_BYTES, Runs
+from memhier.ann.zoom.filters.conditions import SORTED_BYTES, Cells, ListCells
+from memhier.ann.zoom.filters.postings import LOOK_UP_BYTES
 from memhier.ann.zoom.filters.stored_column import StoredColumn
-from memhier.ann.zoom.filters.stored_lists import StoredListColumn
+from memhier.ann.zoom.filters.stored_lists import KnownRuns, StoredListColumn
 from memhier.io.page_file import PAGE_BYTES
 from memhier.io.read_arguments import empty_rows
 
@@ -49,7 +49,7 @@ class Blocks:
         for_items = work_bytes // 2 if lists else 0
         work_bytes -= for_items + len(columns) * PAGE_BYTES
         self._for_look_up = min(LOOK_UP_BYTES, work_bytes // 2) if posted else 0
-        self._known: dict[str, dict[tuple[Value, ...], list[Runs]]] = {name: {} for name in posted}
+        self._known: dict[str, KnownRuns] = {name: {} for name in posted}
         work_bytes -= self._for_look_up
         each += sum(column.width for column in read.values()) + 2 * len(columns)
         self.rows: int = _whole_pages(work_bytes // each, BLOCK_ROWS if read else count + PAGE_BYTES)

@@ -8,7 +8,7 @@ number; then u64, the number of blocks.
 """
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -37,11 +37,12 @@ POSTED_BYTES = 20
 _SPAN = 1 << 16  # rows of a block at most
 _PAGE_RECORDS = 256
 _HEAD_BYTES, _ROW_BYTES, _RUN_BYTES = 32, 16, 24  # that a head, a row, and a run of rows take on their way
-_FEW = 4
+_HELD_BLOCKS = 64  # whose directory stays in DRAM, where there are no more
 LOOK_UP_BYTES = 1 << 18
 """DRAM of a look-up at most."""
 
 _BLOCK = np.dtype([("first", "<i8"), ("records", "<i8"), ("count", "<i8")])
+_NO_BLOCKS = np.empty(0, _BLOCK)
 
 
 def write_postings(tx: Transaction | Staging, name: str, floats: bool, pairs: Iterable[tuple[Ints, Any]]) -> None:
@@ -79,7 +80,7 @@ def write_postings(tx: Transaction | Staging, name: str, floats: bool, pairs: It
 
 
 class Postings:
-    """Finds the rows that hold items. For many threads. It holds nothing in DRAM.
+    """Finds the rows that hold items. For many threads. It holds up to 1.5 KiB in DRAM.
 
     Raises
     ------
@@ -98,6 +99,7 @@ class Postings:
         self._count = int(reader.read(self._handle, [self._end], 8).view("<u8")[0, 0])
         if self._count * _BLOCK.itemsize > self._end:
             raise CorruptionError(f"{info.path}: {info.payload} bytes do not hold {self._count} blocks")
+        self._held = self._read_blocks() if self._count <= _HELD_BLOCKS else None
 
     def size(self, items: npt.NDArray[Any]) -> int:
         """Return the most DRAM that the runs of items take, in bytes."""
@@ -117,6 +119,17 @@ class Postings:
                 flags[rows.astype(np.int32) + first] = True
         return flags
 
+    def rows(self, runs: Sequence[Runs], most: int) -> npt.NDArray[np.int32] | None:
+        """Return the rows of :meth:`runs`, ascending; None where there are more than `most`, or too far apart."""
+        if sum(int(lengths.sum()) for _, lengths, _ in runs) > most:
+            return None
+        found = [np.empty(0, np.int64)]
+        for firsts, lengths, base in runs:
+            if len(firsts):
+                found.append(self._read(firsts, 2 * lengths).view("<u2") + np.repeat(base, lengths))
+        every = np.sort(np.concatenate(found))
+        return every.astype(np.int32) if not len(every) or every[-1] < 2**31 else None
+
     def close(self) -> None:
         """Detach from the reader."""
         handle, self._handle = self._handle, -1  # which may be another file's from now on
@@ -129,8 +142,7 @@ class Postings:
         """
         if not len(items) or not self._count:
             return
-        blocks = self._reader.read(self._handle, [self._end - _BLOCK.itemsize * self._count],
-                                   _BLOCK.itemsize * self._count).view(_BLOCK)[0]  # fmt: skip
+        blocks = self._read_blocks() if self._held is None else self._held
         pages = -(-blocks["count"] // _PAGE_RECORDS)
         heads_at = self._end - _BLOCK.itemsize * self._count - 8 * int(pages.sum())
         ends = blocks["records"] + blocks["count"] * self._record.itemsize
@@ -168,12 +180,18 @@ class Postings:
             raise CorruptionError(f"{self._path}: rows of an item lie outside of the segment")
         return firsts, lengths, blocks["first"][of]
 
+    def _read_blocks(self) -> npt.NDArray[Any]:
+        size = _BLOCK.itemsize * self._count
+        return self._reader.read(self._handle, [self._end - size], size).view(_BLOCK)[0] if size else _NO_BLOCKS
+
     def _read(self, offsets: Ints, lengths: Ints) -> npt.NDArray[np.uint8]:
         """Return ranges end to end."""
-        if len(offsets) <= _FEW:  # a submission of each takes less time than to divide them into pages
-            ranges = zip(offsets.tolist(), lengths.tolist(), strict=True)
-            pieces = [self._reader.read(self._handle, [offset], length)[0] for offset, length in ranges]
-            return pieces[0] if len(pieces) == 1 else np.concatenate([np.empty(0, np.uint8), *pieces])
+        widest = int(lengths.max(initial=0))
+        if len(offsets) * widest <= 2 * int(lengths.sum()) + PAGE_BYTES:  # as long as the longest, in one submission
+            starts = np.maximum(np.minimum(offsets, self._end - widest), 0)
+            raw = self._reader.read(self._handle, starts, widest)
+            place = np.arange(widest) - (offsets - starts)[:, None]
+            return raw[(place >= 0) & (place < lengths[:, None])]
 
         def reading() -> Reading[npt.NDArray[np.uint8]]:
             (raw,) = yield [Ranges(self._handle, offsets, lengths)]

@@ -25,13 +25,15 @@ from memhier.io.ranges import Ranges, Reading
 from memhier.io.reader import Reader
 from memhier.store.store import Staging, Store, Transaction
 
-__all__ = ["ITEMS", "StoredListColumn", "write_lists"]
+__all__ = ["ITEMS", "KnownRuns", "StoredListColumn", "write_lists"]
 
 Ints: TypeAlias = npt.NDArray[np.int64]
+KnownRuns: TypeAlias = dict[tuple[Value, ...], list[Runs] | npt.NDArray[np.int32]]
 
 ITEMS = "-items"
 _START_BYTES = 8
-_KNOWN = 8  # conditions whose runs are kept, each in a part of the room of a look-up
+_KNOWN = 8  # conditions whose runs or rows are kept, each in a part of the room of a look-up
+_KNOWN_BYTES = 8  # of a row that is kept, and of it as it is read
 
 
 class StoredListColumn:
@@ -109,7 +111,7 @@ class StoredListColumn:
         nulls = self._nulls(start, count)
         return ListCells(starts, nulls, _Items(self._items, int(starts[0]), int(starts[-1]), item_buffer))
 
-    def posted(self, start: int, count: int, room: int, known: dict[tuple[Value, ...], list[Runs]]) -> ListCells:
+    def posted(self, start: int, count: int, room: int, known: KnownRuns) -> ListCells:
         """Return the lists of neighbouring rows, of which only the items are asked for, found by :attr:`postings`.
 
         Parameters
@@ -117,7 +119,7 @@ class StoredListColumn:
         room
             DRAM of a look-up, in bytes.
         known
-            The runs of items sought before by this filter; few of them are kept here.
+            The runs of items sought before by this filter, or their rows where these are few; some are kept here.
         """
         postings = self.postings
         assert postings is not None
@@ -125,9 +127,18 @@ class StoredListColumn:
         def holding(values: tuple[Value, ...]) -> npt.NDArray[np.bool_]:
             items = np.unique(points_of(values, postings.dtype))
             if values not in known and postings.size(items) <= room // _KNOWN and len(known) < _KNOWN:
-                known[values] = [*postings.runs(0, self._count, items, room)]
-            runs = known[values] if values in known else postings.runs(start, start + count, items, room)
-            return postings.holding(start, count, runs, room)
+                runs = [*postings.runs(0, self._count, items, room)]
+                rows = postings.rows(runs, room // _KNOWN // _KNOWN_BYTES)
+                known[values] = runs if rows is None else rows
+            found = known.get(values)
+            if isinstance(found, np.ndarray):
+                flags = np.zeros(count, np.bool_)
+                low, high = np.searchsorted(found, [start, start + count])
+                flags[found[low:high] - start] = True
+                return flags
+            return postings.holding(
+                start, count, postings.runs(start, start + count, items, room) if found is None else found, room
+            )
 
         return ListCells(np.empty(0, np.int64), self._nulls(start, count), lambda: iter(()), holding)
 
