@@ -19,10 +19,12 @@ from memhier.benchmarks.bench.workload import PeerEntry, Workload
 from memhier.benchmarks.datasets import load_search_set
 from memhier.benchmarks.exact import exact_neighbours, id_recall
 from memhier.benchmarks.generators import mixed
-from memhier.benchmarks.suites import ann_benchmarks, big_ann
+from memhier.benchmarks.suites import ann_benchmarks, big_ann, vibe
 from memhier.benchmarks.suites.ann_benchmarks.module import MemhierZoom as AnnBenchmarks
 from memhier.benchmarks.suites.big_ann.module import MemhierZoom as BigAnn
+from memhier.benchmarks.suites.big_ann.tracks import MemhierFilter, MemhierOod, MemhierStreaming
 from memhier.benchmarks.suites.sets import SUITE_SETS
+from memhier.benchmarks.suites.vibe.module import MemhierVibe
 from memhier.errors import FormatError
 
 DATA = mixed(1200, 16, seed=5, clusters=8)
@@ -38,9 +40,22 @@ BIG_ANN = {
     "query": ["X", "k"], "range_query": ["X", "radius"], "get_results": [], "get_range_results": [],
     "get_additional": [], "get_memory_usage": [], "done": [],
 }  # fmt: skip
+STREAMING = {
+    "track": [], "setup": ["dtype", "max_pts", "ndims"], "insert": ["X", "ids"], "delete": ["ids"],
+    "replace": ["X", "ids"], "query": ["X", "k"], "get_results": [], "get_additional": [], "get_memory_usage": [],
+    "done": [],
+}  # fmt: skip
+INTERFACES = [
+    (AnnBenchmarks, ANN_BENCHMARKS),
+    (BigAnn, BIG_ANN),
+    (MemhierOod, BIG_ANN),
+    (MemhierFilter, BIG_ANN | {"filtered_query": ["X", "filter", "k"]}),
+    (MemhierStreaming, STREAMING),
+    (MemhierVibe, ANN_BENCHMARKS | {"fit_ood": ["X_train", "X_learn", "X_learn_neighbors"]}),
+]
 
 
-@pytest.mark.parametrize(("kind", "interface"), [(AnnBenchmarks, ANN_BENCHMARKS), (BigAnn, BIG_ANN)])
+@pytest.mark.parametrize(("kind", "interface"), INTERFACES)
 def test_an_adapter_has_the_methods_of_its_suite(kind: type, interface: dict[str, list[str]]) -> None:
     for name, parameters in interface.items():
         assert list(inspect.signature(getattr(kind, name)).parameters)[1:] == parameters
@@ -100,6 +115,15 @@ def test_ann_benchmarks_gets_answers_one_by_one_and_in_a_batch(
     assert list(tmp_path.iterdir()) == []
 
 
+TAGS = [[row % 7, 10 + row % 3] if row % 5 else [] for row in range(DATA.n)]
+
+
+def compressed(rows: list[list[int]]) -> SimpleNamespace:
+    """Return rows as a sparse matrix has them."""
+    ends = np.cumsum([0, *map(len, rows)])
+    return SimpleNamespace(indices=np.array([tag for row in rows for tag in row], np.int32), indptr=ends)
+
+
 @pytest.fixture
 def suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Stand in for the suite's module of data sets, in a folder where it would run."""
@@ -108,7 +132,9 @@ def suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         return (DATA.array()[start : start + bs] for start in range(0, DATA.n, bs))
 
     module = ModuleType("benchmark.datasets")
-    described = SimpleNamespace(get_dataset_iterator=blocks, short_name=lambda: "Tiny-1200")
+    described = SimpleNamespace(
+        get_dataset_iterator=blocks, short_name=lambda: "Tiny-1200", get_dataset_metadata=lambda: compressed(TAGS)
+    )
     module.DATASETS = {"tiny": lambda: described}  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "benchmark", ModuleType("benchmark"))
     monkeypatch.setitem(sys.modules, "benchmark.datasets", module)
@@ -144,14 +170,70 @@ def test_big_ann_builds_loads_and_searches(suite: Path) -> None:
     assert Path(folder).is_relative_to(suite / "data" / "indices" / "T2")
 
 
+@pytest.mark.usefixtures("suite")
+def test_the_track_of_filters_finds_the_nearest_with_all_tags() -> None:
+    queries = DATA.queries(6)
+    algorithm = MemhierFilter("euclidean", SMALL)
+    algorithm.fit("tiny")
+    algorithm.set_query_arguments({"recall": 1.0})
+    asked = [[3], [11], [2, 12], [], [99], [5, 10]]
+    algorithm.filtered_query(queries, compressed(asked), 4)
+    found = algorithm.get_results()
+    for query, tags, ids in zip(queries, asked, found, strict=True):
+        rows = np.array([row for row in range(DATA.n) if set(tags) <= set(TAGS[row])])
+        if not len(rows):
+            assert (ids == -1).all()
+            continue
+        true, _ = exact_neighbours(DATA.array()[rows], query[None], 4)
+        assert ids.tolist() == rows[true[0]].tolist()
+    algorithm.done()
+    assert MemhierFilter("euclidean", SMALL).load_index("tiny")
+    assert not MemhierOod("euclidean", SMALL).load_index("tiny")
+
+
+@pytest.mark.usefixtures("suite")
+def test_the_track_of_streams_follows_a_runbook() -> None:
+    base, queries = DATA.array(), DATA.queries(5)
+    algorithm = MemhierStreaming("euclidean", SMALL)
+    algorithm.setup("float32", 1000, 16)
+    algorithm.set_query_arguments({"recall": 1.0})
+    algorithm.insert(base[:600], np.arange(600, dtype=np.uint32))
+    algorithm.delete(np.arange(100, 300, dtype=np.uint32))
+    algorithm.replace(base[600:700], np.arange(100, dtype=np.uint32))
+    algorithm.query(queries, 3)
+    ids = np.concatenate([np.arange(100), np.arange(300, 600)])
+    true, _ = exact_neighbours(np.concatenate([base[600:700], base[300:600]]), queries, 3)
+    np.testing.assert_array_equal(algorithm.get_results(), ids[true])
+    algorithm.setup("uint8", 10, 4)
+    algorithm.query(np.zeros((2, 4), np.uint8), 1)
+    assert algorithm.get_results().tolist() == [[-1], [-1]]
+    algorithm.done()
+
+
+def test_vibe_learns_from_the_queries_it_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    base = DATA.array()
+    algorithm = MemhierVibe("normalized", SMALL)
+    algorithm.fit_ood(base, DATA.queries(80), None)
+    algorithm.set_query_arguments(0.9)
+    true, _ = exact_neighbours(base, DATA.queries(100)[80:], 3, "cosine")
+    assert id_recall(np.array([algorithm.query(query, 3) for query in DATA.queries(100)[80:]]), true) > 0.85
+    algorithm.done()
+
+
 def test_the_suites_files_name_what_is_here() -> None:
     config = (Path(ann_benchmarks.__file__).parent / "config.yml").read_text()
     assert set(re.findall(r"constructor: (\w+)", config)) == {AnnBenchmarks.__name__}
     assert "module: ann_benchmarks.algorithms.memhier\n" in config  # the suite itself appends .module
     algos = (Path(big_ann.__file__).parent / "algos.yaml").read_text()
-    assert set(re.findall(r"module: ([\w.]+)", algos)) == {BigAnn.__module__}
-    assert set(re.findall(r"constructor: (\w+)", algos)) == {BigAnn.__name__}
-    assert set(re.findall(r"^([\w-]+):", algos, re.MULTILINE)) <= set(SUITE_SETS)
+    kinds = (BigAnn, MemhierOod, MemhierFilter, MemhierStreaming)
+    assert set(re.findall(r"module: ([\w.]+)", algos)) == {kind.__module__ for kind in kinds}
+    assert set(re.findall(r"constructor: (\w+)", algos)) == {kind.__name__ for kind in kinds}
+    tracks = {"text2image-10M", "yfcc-10M", "msturing-30M-clustered"}
+    assert set(re.findall(r"^([\w-]+):", algos, re.MULTILINE)) <= set(SUITE_SETS) | tracks
+    config = (Path(vibe.__file__).parent / "config.yml").read_text()
+    assert set(re.findall(r"constructor: (\w+)", config)) == {MemhierVibe.__name__}
+    assert "module: vibe.algorithms.memhier\n" in config
 
 
 def write_hdf5(path: Path, base: Any, queries: Any, k: int, metric: str) -> Any:

@@ -37,7 +37,12 @@ class MemhierZoom(SuiteAdapter):
         place = self._place(dataset)
         place.parent.mkdir(parents=True, exist_ok=True)
         self.done()
-        self._index = ZoomIndex.build(place, source.get_dataset_iterator(bs=_BLOCK_ROWS), **self._parameters)
+        blocks = source.get_dataset_iterator(bs=_BLOCK_ROWS)
+        self._index = ZoomIndex.build(place, blocks, **self._parameters, **self._fields(source))
+
+    def _fields(self, source: Any) -> dict[str, Any]:
+        """Return arguments of a build that come from the data set beside its vectors."""
+        return {}
 
     def load_index(self, dataset: str) -> bool:
         """Open the index that `fit` made with the same parameters; return whether there is one."""
@@ -78,7 +83,9 @@ class MemhierZoom(SuiteAdapter):
     def _place(self, dataset: str) -> Path:
         """Return where an index of this data set with these parameters lies."""
         made_by = hashlib.sha256(json.dumps(self._parameters, sort_keys=True).encode()).hexdigest()[:10]
-        return Path("data", "indices", "T2", "memhier-zoom", _data_set(dataset).short_name(), made_by).absolute()
+        return Path(
+            "data", "indices", self.track(), "memhier-zoom", _data_set(dataset).short_name(), made_by
+        ).absolute()
 
 
 def _data_set(name: str) -> Any:
