@@ -1,6 +1,7 @@
 """TopKSoftmax in the place of an output layer: values, shapes, sampling, types, tied weights, errors."""
 
 import copy
+import gc
 import io
 
 import numpy as np
@@ -270,10 +271,51 @@ def test_targets_of_another_shape_are_refused(built):
         decoder.log_prob(states, targets.reshape(3, 2))
 
 
-def test_a_compiled_model_goes_around_it(built):
-    _, hidden, decoder = built
-    model = torch.nn.Sequential(torch.nn.Identity(), decoder)
-    torch.testing.assert_close(torch.compile(model, backend="eager")(hidden[:3]), decoder(hidden[:3]))
+def plain(result):
+    """Return the values of an output, and the words of a sparse one."""
+    return (result.values, result.indices) if isinstance(result, SparseLogits) else result
+
+
+@pytest.mark.parametrize("output", ["dense", "sparse", "filled"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_compiled_and_exported_models_keep_it_in_their_graph(output, dtype):
+    torch.compiler.reset()  # it compiles a function of torch's own only so often
+    head, hidden = make_head(dtype=dtype)
+    decoder = TopKSoftmax.from_linear(head, k=10, contexts=hidden[:300], method="preview", output=output)
+    model, states = torch.nn.Sequential(torch.nn.Identity(), decoder), hidden[300:307]
+    with torch.no_grad():
+        right = plain(model(states))
+        compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+        torch.testing.assert_close(plain(compiled(states)), right)
+        torch.testing.assert_close(plain(compiled(hidden[310:320])), plain(model(hidden[310:320])))
+        rows = torch.export.Dim("rows", min=1, max=99)
+        exported = torch.export.export(model, (states,), dynamic_shapes=({0: rows},))
+        assert any("memhier" in str(node.target) for node in exported.graph.nodes)
+        torch.testing.assert_close(plain(exported.module()(states)), right)
+        torch.testing.assert_close(plain(exported.module()(states[:2])), plain(model(states[:2])))
+    wanted = states.clone().requires_grad_()
+    values = compiled(wanted)
+    values = values.values if output == "sparse" else values
+    values[torch.isfinite(values)].sum().backward()
+    assert wanted.grad.abs().sum() > 0
+
+
+def test_a_graph_outlives_no_decoder_and_knows_copies_apart():
+    head, hidden = make_head()
+    decoder = TopKSoftmax.from_linear(head, k=3, contexts=hidden, output="sparse")
+    other = copy.deepcopy(decoder)
+    turned = torch.nn.Linear(24, 600)
+    with torch.no_grad():
+        turned.weight.copy_(-head.weight)
+    other.refresh(turned)
+    with torch.no_grad():
+        graph = torch.export.export(torch.nn.Sequential(other), (hidden[:2],))
+        torch.testing.assert_close(graph.module()(hidden[:2]).values, other(hidden[:2]).values)
+        assert (graph.module()(hidden[:2]).values != decoder(hidden[:2]).values).all()
+    del other
+    gc.collect()
+    with pytest.raises(RuntimeError, match="the decoder of this graph is gone"):
+        graph.module()(hidden[:2])
 
 
 def test_an_output_that_there_is_not_is_refused_before_anything_is_made(tmp_path):

@@ -12,6 +12,8 @@ from memhier.ann.decoder.answers import LogProb, Partition
 from memhier.ann.decoder.calibration.settings import Method
 from memhier.ann.decoder.index import LogitIndex
 from memhier.ann.decoder.layer import check_finite, check_hidden
+from memhier.ann.decoder.module import operators
+from memhier.ann.decoder.module.operators import enrol
 from memhier.ann.decoder.module.sampling import draw, nucleus, top_words
 from memhier.arguments import check_int
 from memhier.shield import shielded
@@ -78,6 +80,12 @@ class TopKSoftmax(nn.Module):
         self.index, self.output = index, output
         self._share(weight, bias)
         self.rows_with_gradients: int = 0
+        self._number: int = enrol(self)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore a pickled or copied module, which is another one to operators."""
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._number = enrol(self)
 
     @classmethod
     def from_linear(
@@ -273,12 +281,13 @@ class TopKSoftmax(nn.Module):
             words = nucleus(self.index, states, top_p, temperature, uniform, self._all)
         return torch.from_numpy(words).reshape(hidden.shape[:-1])
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, hidden: Tensor) -> Tensor | SparseLogits:
         """Return the k largest logits in the dtype of `hidden`, laid out as `output` says.
 
         If torch records gradients of `hidden` or of the layer, this computes the full layer, and gradients flow through
         the returned logits, with ``"filled"`` through all. Call it under ``torch.no_grad()`` otherwise.
+        ``torch.compile`` and ``torch.export`` keep it in their graphs as an operator, which calls this module: an
+        exported program runs in the process that has it.
 
         Raises
         ------
@@ -288,9 +297,11 @@ class TopKSoftmax(nn.Module):
         """
         if torch.is_grad_enabled() and (hidden.requires_grad or self._trainable):
             return self._differentiable(hidden)
+        is_traced = torch.compiler.is_compiling()
         if self.output == "filled":
-            return self._filled(hidden)
-        values, indices = self.topk(hidden)
+            return operators.logits(hidden, self._number, self.index.shape[0]) if is_traced else self.all_logits(hidden)
+        k = self.index.settings.k
+        values, indices = operators.topk(hidden, self._number, k) if is_traced else self.topk(hidden)
         return self._laid_out(values.to(hidden.dtype), indices)
 
     def _differentiable(self, hidden: Tensor) -> Tensor | SparseLogits:
@@ -301,9 +312,10 @@ class TopKSoftmax(nn.Module):
                 f"gradients are recorded, but this decoder cannot give the layer's: {where}; call the layer itself, or "
                 "the decoder under torch.no_grad()"
             )
-        states = _states(hidden)
-        check_finite(check_hidden("hidden", states, self.index.shape[1]))
-        self.rows_with_gradients += len(states)
+        if not torch.compiler.is_compiling():
+            states = _states(hidden)
+            check_finite(check_hidden("hidden", states, self.index.shape[1]))
+            self.rows_with_gradients += len(states)
         logits = nn.functional.linear(hidden.to(self._weight.dtype), self._weight, self._bias).to(hidden.dtype)
         if self.output == "filled":
             return logits
@@ -315,7 +327,17 @@ class TopKSoftmax(nn.Module):
         logits = torch.full((*values.shape[:-1], self.index.shape[0]), -torch.inf, dtype=values.dtype)
         return logits.scatter_(-1, indices, values)
 
-    def _filled(self, hidden: Tensor) -> Tensor:
+    def all_logits(self, hidden: Tensor) -> Tensor:
+        """Return all logits in the dtype of `hidden`, ``[..., V]``: the build's k exact, the others one estimate.
+
+        The others share the rest of Z evenly, so that a softmax gives the k largest their probabilities among all
+        words.
+
+        Parameters
+        ----------
+        hidden
+            As in :meth:`topk`.
+        """
         found, z = self.index.distribution(_states(hidden))
         words, k = self.index.shape[0], found.values.shape[1]
         left = -np.expm1(np.logaddexp.reduce(found.values, axis=1, dtype=np.float64) - z.estimate)
