@@ -77,7 +77,7 @@ class ZoomIndex(Closing):
     np.int64(7)
     """
 
-    def __init__(self, store: Store, audit: float = 0.0) -> None:
+    def __init__(self, store: Store, audit: float = 0.0, pool: bool = True) -> None:
         if not isinstance(store, Store):
             raise TypeError(f"store={store!r}: expected a Store; ZoomIndex.open(path) opens an index, build makes one")
         self._store = store
@@ -87,7 +87,7 @@ class ZoomIndex(Closing):
         about = self._about = Description.decode(raw, store.path)
         self._reader = reader = Reader(depth=read_depth(about.dram))
         try:
-            self._footprint, files = _files_of(store, reader, about)
+            self._footprint, files = _files_of(store, reader, about, pool)
             self._searcher = Searcher(IndexSnapshot.load(store, about, files, reader), reader, about.searches)
         except BaseException:
             reader.close()
@@ -96,7 +96,9 @@ class ZoomIndex(Closing):
         self._writer = IndexWriter(store, reader, files, about, self._footprint) if store.writable else None
         self._lock = RLock() if self._writer is None else self._writer.lock
         try:
+            self._pool = pool
             self._audit = self._start_audit(audit) if audit else None
+            self._fit_pool()
         except BaseException:
             reader.close()
             raise
@@ -231,6 +233,7 @@ class ZoomIndex(Closing):
         cache_bytes: int | str = CACHE_BYTES,
         settle: Decision | None = None,
         audit: float = 0.0,
+        pool: bool = True,
     ) -> Self:
         """Open the index at `path`.
 
@@ -257,6 +260,8 @@ class ZoomIndex(Closing):
             last 1,000 of these queries, as :meth:`tune` does but for the hot pages. Its DRAM is part of `dram`; that of
             tuning comes on top. The result, and all counts, are durable if the index is `writable`; otherwise they last
             until :meth:`close`. Searches at recall 1, with limits, a radius or lists of ids are not checked.
+        pool
+            Whether the rest of the index's DRAM holds pages that searches have read. Results do not depend on it.
 
         Raises
         ------
@@ -273,7 +278,7 @@ class ZoomIndex(Closing):
         try:
             if writable:
                 settle_prepared(store, settle)
-            return cls(store, share)
+            return cls(store, share, pool)
         except BaseException:
             store.close()
             raise
@@ -282,7 +287,7 @@ class ZoomIndex(Closing):
         if self._about.coding != "rabitq":
             raise ValueError(f"audit={share}: an exact search needs bounds, which preview='pq' does not have")
         state, about, writer = self._searcher.state, self._about, self._writer
-        room = audit_bytes(self.dimension, about.dram - self._planned() - _TUNING_BYTES)
+        room = audit_bytes(self.dimension, about.dram - self._needed() - _TUNING_BYTES)
         counts = AuditRecord.load(self._store.get(AUDIT_KEY), state.calibration, self._store.path)
         self._footprint.audit_bytes = room
         if writer is not None:
@@ -343,12 +348,13 @@ class ZoomIndex(Closing):
         about = None if raw is None else Description.decode(raw, following.path)
         if about is None or _shape(about) != _shape(self._about):
             raise FormatError(f"{store.path}: another index lies there now; open it with ZoomIndex.open")
-        footprint, files = _files_of(following, self._reader, about)
+        footprint, files = _files_of(following, self._reader, about, self._pool)
         known = self._searcher.state.arrays_in(store, following)
         self._searcher.state = IndexSnapshot.load(following, about, files, self._reader, known)
         footprint.audit_bytes = self._footprint.audit_bytes
         self._store, self._about, self._footprint = following, about, footprint
         store.leave()
+        self._fit_pool()
 
     def search(
         self,
@@ -811,6 +817,7 @@ class ZoomIndex(Closing):
     def _commit(self, writer: IndexWriter, compact: bool | None) -> None:
         with writer.lock:
             self._searcher.state = writer.commit(self._searcher.state, compact)
+            self._fit_pool()
 
     @shielded
     def prepare(self, mark: int) -> None:
@@ -914,10 +921,15 @@ class ZoomIndex(Closing):
         writer = self._writer
         with self._lock:
             state = self._searcher.state
-            state = tune_snapshot(state, self._reader, matrix, self._about.dram - self._planned() - _TUNING_BYTES)
-            if writer is not None:
-                writer.keep_tuning(state)
-            self._searcher.state = state
+            room = self._about.dram - self._needed() - _TUNING_BYTES
+            self._footprint.shrink_pool(self._about.dram)  # hot pages go first
+            try:
+                state = tune_snapshot(state, self._reader, matrix, room)
+                if writer is not None:
+                    writer.keep_tuning(state)
+                self._searcher.state = state
+            finally:
+                self._fit_pool()
 
     @shielded
     def save_to(self, path: str | PathLike[str]) -> None:
@@ -973,9 +985,14 @@ class ZoomIndex(Closing):
         """DRAM held, in bytes: codes, ids, lists with their centroids, checksums, read and work buffers."""
         return self._footprint.held(self._searcher.state)
 
-    def _planned(self) -> int:
+    def _needed(self) -> int:
+        """Return the most DRAM, without that of pages."""
         joins = 0 if self._writer is None else self._writer.beside_bytes
-        return self._footprint.planned(self._searcher.state) + joins
+        return self._footprint.needed(self._searcher.state) + joins
+
+    def _fit_pool(self) -> None:
+        """Let pages take the DRAM that the index leaves."""
+        self._footprint.fit_pool(self._needed())
 
     def stats(self) -> dict[str, Any]:
         """Return plain numbers: sizes, the default effort of a search, and the reader's work since open.
@@ -1000,7 +1017,8 @@ class ZoomIndex(Closing):
             "code_bytes": state.preview.book.code_bytes,
             "codes": "ssd" if state.preview.on_ssd else "dram",
             "memory_bytes": self.memory_bytes,
-            "planned_bytes": self._planned(),
+            "planned_bytes": self._needed() + self._reader.pool_bytes,
+            "pool_bytes": self._reader.pool_bytes,
             "dram": about.dram,
             "searches": about.searches,
             "vector_bytes": len(self) * state.row_bytes,
@@ -1069,10 +1087,10 @@ def _warn_if_short(index: ZoomIndex, dram: int | str) -> None:
     )
 
 
-def _files_of(store: Store, reader: Reader, about: Description) -> tuple[Footprint, PartFiles]:
+def _files_of(store: Store, reader: Reader, about: Description, pool: bool) -> tuple[Footprint, PartFiles]:
     """Return the count of the DRAM of an index, and the files of its parts."""
     cache = BitmapCache(max(1, attribute_bytes(about.dram) - _held_of_attributes(store, about)))
-    footprint = Footprint(store, reader, cache, about)
+    footprint = Footprint(store, reader, cache, about, pool)
     return footprint, PartFiles(
         store, reader, cache, about.id_kind == "str", footprint.search_bytes, wave_bytes(about.dram)
     )
