@@ -167,7 +167,8 @@ class ZoomIndex(Closing):
             longest codes that fit: longer codes let a search read less for the same recall. Where codes of half a bit a
             dimension do not fit, codes and ids stay on SSD, and a search reads those of the lists that it probes.
             Then looking for ids (``in``, :meth:`fetch`, :meth:`update`, :meth:`remove`, `allow`) reads all ids from
-            SSD, and joins of parts, which :meth:`commit` makes, take their DRAM on top like :meth:`compact`.
+            SSD, and joins of parts, which :meth:`commit` makes, take their DRAM on top like :meth:`compact`. DRAM that
+            is left holds pages that searches have read; where it holds all, a search reads nothing in the end.
         grow_to
             The number of vectors that the index is to hold in that DRAM later, if larger than now. Without it, half of
             the DRAM that the longest codes leave holds buffers for more searches at a time, up to eight.
@@ -401,7 +402,8 @@ class ZoomIndex(Closing):
             Instead of a recall: inverted lists scanned per query. More are scanned where these hold fewer than `k`
             vectors.
         max_reads
-            The most pages of vectors read for one query; pages of codes on SSD do not count.
+            The most pages of vectors read for one query, whether DRAM holds them or not, as results do not depend on
+            that. Pages of codes on SSD do not count.
         deadline_ms
             Milliseconds after which no further round of reads starts; the search returns the nearest ranked until then.
         fields
@@ -982,7 +984,7 @@ class ZoomIndex(Closing):
 
     @property
     def memory_bytes(self) -> int:
-        """DRAM held, in bytes: codes, ids, lists with their centroids, checksums, read and work buffers."""
+        """DRAM held, in bytes: codes, ids, lists with their centroids, checksums, read and work buffers, pages."""
         return self._footprint.held(self._searcher.state)
 
     def _needed(self) -> int:
@@ -999,7 +1001,8 @@ class ZoomIndex(Closing):
 
         ``memory_bytes`` is the DRAM held now; ``planned_bytes`` is the most that it becomes while ``searches`` run at a
         time and vectors are removed. Both stay within ``dram``. ``longest_list`` is in times of the mean. ``audit`` is
-        None without one; see :meth:`open`.
+        None without one; see :meth:`open`. ``pool_bytes`` is the DRAM for pages that were read, part of both;
+        ``pool_pages`` are there now, and ``pool_hits`` were taken from there in place of a read.
         """
         state, about = self._searcher.state, self._about
         effort, _ = state.calibration.effort(10, TARGET)

@@ -148,7 +148,7 @@ class Reader(Closing):
         self._check_open()
         pages = check_int("pages", pages, 0, 2**31 - 1, "pages")
         with self._guard():
-            self._core.hold_pages(pages)
+            self._core.hold_pages(pages=pages)
 
     @shielded
     def add(

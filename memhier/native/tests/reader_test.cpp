@@ -299,11 +299,12 @@ void test_reads_with_pool() {
                          out.begin() + static_cast<std::ptrdiff_t>((row + 1) * length),
                          file.bytes.begin() + static_cast<std::ptrdiff_t>(offsets[row])),
               "each row has its bytes");
-      ReadTally again;
-      check(!read_all(source, {offsets[0], offsets[0]}, length, out, again, &pool), "a sound file is read");
-      ReadTally third;
-      check(!read_all(source, {offsets[0], offsets[0]}, length, out, third, &pool) && third.pages == 0,
-            "the page just read is not read again");
+      ReadTally last;
+      for (int again = 0; again < 20; ++again) {
+        last = {};
+        check(!read_all(source, {offsets[0], offsets[0]}, length, out, last, &pool), "a sound file is read");
+      }
+      check(last.pages == 0, "pages in use are not read again");
     }
   }
   check(pool.size() == 16 && pool.hits() > 0, "the pool is in use");

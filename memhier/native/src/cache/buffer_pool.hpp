@@ -14,6 +14,7 @@
 
 #include "cache/key_table.hpp"
 #include "cache/s3fifo.hpp"
+#include "io/engine.hpp"
 #include "io/system.hpp"
 
 namespace memhier {
@@ -28,12 +29,11 @@ struct PageRun {
 // once the pool is made.
 class BufferPool {
  public:
-  static constexpr std::size_t kFrameBytes = 4096;
   static constexpr std::uint32_t none = KeyTable::none;
 
   // Throws std::system_error, std::bad_alloc.
   explicit BufferPool(std::size_t capacity)
-      : capacity_(capacity), room_(capacity), frames_(Mapping::reserved(capacity * kFrameBytes)), table_(capacity),
+      : capacity_(capacity), room_(capacity), frames_(Mapping::reserved(capacity * kPageBytes)), table_(capacity),
         order_(capacity), pins_(capacity) {}
 
   // The key of a page of a file that the reader gave this number.
@@ -58,7 +58,7 @@ class BufferPool {
   // Of all frames that it may fill.
   std::size_t bytes() const {
     const std::lock_guard lock(mutex_);
-    return sizeof *this + room_ * kFrameBytes + table_.bytes() + order_.bytes() +
+    return sizeof *this + room_ * kPageBytes + table_.bytes() + order_.bytes() +
            pins_.capacity() * sizeof(std::uint32_t) + files_.capacity() * sizeof(std::int64_t);
   }
 
@@ -133,7 +133,7 @@ class BufferPool {
   }
 
   // Of a pinned frame.
-  const std::byte* page(std::uint32_t frame) const { return frames_.data() + std::size_t{frame} * kFrameBytes; }
+  const std::byte* page(std::uint32_t frame) const { return frames_.data() + std::size_t{frame} * kPageBytes; }
 
   // Takes in a checked page, unless it is there, its file is gone, or all frames are pinned.
   void put(std::int64_t key, const std::byte* page) {
@@ -144,7 +144,7 @@ class BufferPool {
     if (table_.size() >= room_) return;
     const std::uint32_t frame = table_.insert(key);
     order_.enter(frame, key);
-    std::memcpy(frames_.data() + std::size_t{frame} * kFrameBytes, page, kFrameBytes);
+    std::memcpy(frames_.data() + std::size_t{frame} * kPageBytes, page, kPageBytes);
   }
 
  private:
@@ -163,7 +163,7 @@ class BufferPool {
 
   void release(std::uint32_t frame, bool give_back) {
     table_.erase(frame);
-    if (give_back) ::madvise(frames_.data() + std::size_t{frame} * kFrameBytes, kFrameBytes, MADV_DONTNEED);
+    if (give_back) ::madvise(frames_.data() + std::size_t{frame} * kPageBytes, kPageBytes, MADV_DONTNEED);
   }
 
   const std::size_t capacity_;

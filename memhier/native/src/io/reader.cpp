@@ -376,9 +376,13 @@ class PageReader {
     make_pool_after_fork();
     const std::size_t capacity = held_ == nullptr ? 0 : held_->capacity();
     pages_held_ = pages;
-    if (capacity > 0 && pages <= capacity && pages >= capacity / 2) return held_->set_room(pages);
+    const bool fits = capacity > 0 && pages <= capacity && pages >= capacity / 2;
+    if (const std::shared_ptr<BufferPool> held = held_; held != nullptr) {
+      nb::gil_scoped_release released;
+      held->set_room(fits ? pages : 0);  // calls under way may keep it for a while
+    }
+    if (fits) return;
     if (held_ != nullptr) {
-      held_->set_room(0);  // calls under way may keep it for a while
       hits_before_ += held_->hits();
       held_.reset();
     }
