@@ -2,9 +2,10 @@
 
 ``python -m memhier.benchmarks.workloads.search.dram`` builds an index for each share of the raw vectors, and for each
 length of codes that is given. The DRAM that codes leave holds pages. Vectors of the set are asked for first, and where
-there is room for all pages, each is read once. Then queries are asked one at a time; both ways take turns.
+there is room for all pages, each is read once. Then queries are asked one at a time, by turns, none of them twice.
 """
 
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -27,14 +28,14 @@ from memhier.store.store import Store
 __all__ = ["main"]
 
 K = 10
-_ROUNDS = 3
+_ROUNDS = 5
 _BATCH = 64
 MEASURES = (
     Measure("recall", "recall@10", "share", "neither"),
     Measure("pages", "pages", READS),
     Measure("cpu_ms", "CPU", "ms a query"),
 )
-_COLUMNS = ("share", "code_bytes", "pool", "held_share", "dram", "declared", "recall", "requests", "pages", "cpu_ms")
+_COLUMNS = ("share", "code_bytes", "pool", "held_share", "declared", "recall", "requests", "pages", "cpu_ms")
 
 
 def build(case: SearchCase, dram: int, code_bytes: int | None, path: Path) -> None:
@@ -51,27 +52,29 @@ def build(case: SearchCase, dram: int, code_bytes: int | None, path: Path) -> No
         write_index(store, case.base, None, None, None, options)
 
 
-def rows_of(path: Path, case: SearchCase, asks: list[Ask], recalls: tuple[float, ...], warm: int) -> Iterator[Row]:
-    """Yield a row for each recall, without and with pages in DRAM."""
-    with ZoomIndex.open(path, pool=False) as cold, ZoomIndex.open(path) as held:
-        _warm(held, case, warm)
-        stats = held.stats()
-        pages = -(-stats["vector_bytes"] // 4096)
-        for declared in recalls:
-            ways = {
-                "no": partial(measure, cold, asks, declared, K, batch=False),
-                "yes": partial(measure, held, asks, declared, K, batch=False),
-            }
-            for pool, found in by_turns(ways, _ROUNDS).items():
-                row: dict[str, Any] = {name: float(np.median([each[name] for each in found])) for name in found[0]}
-                facts = {"pool": pool, "code_bytes": stats["code_bytes"], "dram": held.memory_bytes / stats["dram"]}
-                yield facts | {"held_share": stats["pool_pages"] / pages if pool == "yes" else 0.0} | row
+def rows_of(path: Path, asks: list[Ask], warm: Any, recalls: tuple[float, ...]) -> Iterator[Row]:
+    """Yield a row for each recall, without and with pages in DRAM; no query is asked twice of a pool."""
+    for declared in recalls:
+        with ZoomIndex.open(path, pool=False) as cold, ZoomIndex.open(path) as held:
+            _warm(held, warm)
+            ways = {name: partial(_next, index, iter(asks), declared) for name, index in (("no", cold), ("yes", held))}
+            found = by_turns(ways, len(asks))
+            stats = held.stats()
+        room = stats["pool_bytes"] / stats["vector_bytes"]
+        for pool, each in found.items():
+            row = {name: float(np.mean([one[name] for one in each])) for name in each[0]}
+            row["cpu_ms"] = float(np.median([one["cpu_ms"] for one in each]))
+            facts = {"pool": pool, "code_bytes": stats["code_bytes"]}
+            yield facts | {"held_share": min(1.0, room) if pool == "yes" else 0.0} | row
 
 
-def _warm(index: ZoomIndex, case: SearchCase, count: int) -> None:
-    rows = np.random.default_rng(0).integers(0, len(case.base), count)
-    for start in range(0, count, _BATCH):
-        index.search(case.base[rows[start : start + _BATCH]], K)
+def _next(index: ZoomIndex, asks: Iterator[Ask], declared: float) -> Row:
+    return measure(index, [next(asks)], declared, K, batch=False)
+
+
+def _warm(index: ZoomIndex, vectors: Any) -> None:
+    for start in range(0, len(vectors), _BATCH):
+        index.search(vectors[start : start + _BATCH], K)
     if index.stats()["pool_bytes"] >= index.stats()["vector_bytes"]:
         for _ in index.blocks():
             pass
@@ -81,7 +84,7 @@ def _warm(index: ZoomIndex, case: SearchCase, count: int) -> None:
 @click.option("--data", default="sift-imagenet200k", show_default=True)
 @click.option("--vectors", default=200_000, show_default=True, help="At most.")
 @click.option("--queries", default=500, show_default=True)
-@click.option("--warm", default=5000, show_default=True, help="Vectors of the set that are asked for before.")
+@click.option("--warm", default=10_000, show_default=True, help="Vectors of the set that are asked for before.")
 @click.option("--share", "shares", multiple=True, type=float, default=(1 / 6, 0.5, 1.0, 1.3), help="Of the raw bytes.")
 @click.option("--code-bytes", "lengths", multiple=True, type=int, help="Of a code, in place of the planned length.")
 @click.option("--recall", "recalls", multiple=True, type=float, default=(0.95, 0.99), show_default=True)
@@ -91,12 +94,15 @@ def main(
 ) -> Outcome:  # fmt: skip
     """Build and search, budget by budget."""
     case = FAMILIES["plain"][1](data, vectors, queries, 0)
-    asks, rows = [Ask.of(case, K, case.queries)], list[Row]()
+    asks = [Ask.of(case, K, some) for some in np.array_split(case.queries, _ROUNDS)]
+    asked = case.base[np.random.default_rng(0).integers(0, len(case.base), warm)]
+    rows = list[Row]()
     for share in shares:
         for code_bytes in lengths or (None,):
             path = scratch / f"{share:.3f}-{code_bytes}"
             build(case, int(share * case.base.nbytes), code_bytes, path)
-            rows += [{"share": round(share, 3)} | row for row in rows_of(path, case, asks, recalls, warm)]
+            rows += [{"share": round(share, 3)} | row for row in rows_of(path, asks, asked, recalls)]
+            shutil.rmtree(path)
     name = "{title}, {share:g} of the raw bytes, codes of {code_bytes}, pages held: {pool}, {declared:g} declared"
     shown = [{column: row[column] for column in _COLUMNS} for row in rows]
     scale = f"{len(case.base):,} vectors of {data}"
