@@ -1,5 +1,6 @@
 """Pages that a reader holds in DRAM: the same bytes and errors as without them, and fewer reads."""
 
+import multiprocessing
 import os
 import threading
 from pathlib import Path
@@ -164,9 +165,13 @@ def test_a_child_after_a_fork_has_pages_of_its_own(tmp_path: Path, engine: str) 
         handle = reader.add(tmp_path / "file", held=True)
         reader.hold_pages(PAGES)
         reader.read(handle, [0, 5000], 100)
-        child = os.fork()
-        if child == 0:
-            same = bytes(reader.read(handle, [5000], 100)[0]) == contents[5000:5100]
-            os._exit(0 if same and reader.stats()["pool_pages"] == 1 else 1)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+        def read() -> None:
+            assert bytes(reader.read(handle, [5000], 100)[0]) == contents[5000:5100]
+            assert reader.stats()["pool_pages"] == 1
+
+        child = multiprocessing.get_context("fork").Process(target=read)
+        child.start()
+        child.join()
+        assert child.exitcode == 0
         assert reader.stats()["pool_pages"] == 2

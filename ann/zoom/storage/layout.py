@@ -39,9 +39,9 @@ _VECTORS_PER_LIST = 100  # lists are 1 % of n; shorter lists probe finer, but ea
 _FEWEST_PER_LIST = 8  # in lists that were made for more
 _LISTS_SHARE = 0.25  # of the budget, at most, for lists and their graph
 _NUMBERS_BYTES = 4  # radius, factor and error
-# An axis, on average: with more bits a search reads hardly less, and scans longer. Pages come after them. At equal DRAM two
-# bits and more pages would read a quarter less of SIFT, but of whitened patches two bits read eight times as much as four,
-# and three twice as much (`python -m memhier.benchmarks.workloads.search.dram --data patches --code-bytes 16`).
+# An axis, on average: with more bits a search reads hardly less, and scans longer. Pages come after them. At equal DRAM
+# two bits and more pages would read a quarter less of SIFT, but of whitened patches two bits read eight times as much
+# as four, three bits twice (`python -m memhier.benchmarks.workloads.search.dram --data patches --code-bytes 16`).
 _BITS_MOST = 4
 _SEARCHES_SHARE, _SEARCHES_MOST = 0.08, 8  # of the budget for searches beyond the first; and of them
 _SPARE_SHARE = 0.5  # of the DRAM that the longest codes leave, for more searches

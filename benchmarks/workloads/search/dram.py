@@ -17,7 +17,7 @@ import numpy as np
 
 from memhier.ann import ZoomIndex
 from memhier.ann.zoom.construction.build import BuildOptions, reader_bytes, write_index
-from memhier.ann.zoom.index import KIND
+from memhier.ann.zoom.storage.catalog import KIND
 from memhier.ann.zoom.storage.layout import IndexSizes, plan_layout
 from memhier.benchmarks.bench.figures import Record
 from memhier.benchmarks.workloads.harness import Measure, Outcome, Row, by_turns, figures_of, rows_table, workload
