@@ -8,8 +8,10 @@ import numpy as np
 
 from memhier.ann.zoom.construction.build import reader_bytes
 from memhier.ann.zoom.preview.space import Metric
+from memhier.ann.zoom.storage.fullview import stored_bytes
 from memhier.ann.zoom.storage.layout import IndexLayout, IndexSizes, file_bytes, plan_layout
 from memhier.errors import BudgetError
+from memhier.io.page_file import PAGE_BYTES
 
 __all__ = ["Geometry", "find_geometry"]
 
@@ -28,12 +30,15 @@ class Geometry:
         Lists, code bytes and DRAM.
     file_bytes, build_bytes
         Bytes on SSD of the finished index, and the most while it is built.
+    held_share
+        The share of the pages of vectors that the DRAM left by codes and lists holds.
     """
 
     vectors: int
     layout: IndexLayout
     file_bytes: int
     build_bytes: int
+    held_share: float = 0.0
 
     def layout_of(self, vectors: int) -> IndexLayout:
         """Return the layout of a smaller index with the same codes, and lists of the same length."""
@@ -53,4 +58,5 @@ def find_geometry(vectors: int, dimension: int, dtype: str, metric: Metric, dram
     except BudgetError:
         return None
     files = file_bytes(sizes, layout)
-    return Geometry(vectors, layout, files, max(files, _BUILD_COPIES * vectors * row_bytes))
+    held_share = layout.pool_pages * PAGE_BYTES / stored_bytes(vectors, row_bytes)
+    return Geometry(vectors, layout, files, max(files, _BUILD_COPIES * vectors * row_bytes), held_share)

@@ -3,7 +3,7 @@
 import math
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -166,7 +166,8 @@ def _plan_shards(shards: int, geometry: Geometry, base: Matrix, asked: Asked, qu
     """Return the plan with so many shards."""
     effort, build = _calibrate(geometry, base, asked, int(_DRAM_SHARE * question.node.dram))
     layout, workload = geometry.layout, question.workload
-    work = effort.at(geometry.vectors, layout.lists)
+    work, left = effort.at(geometry.vectors, layout.lists), 1 - geometry.held_share
+    work = replace(work, pages=left * work.pages)
     trace = effort.trace_at(work, question.cpu_factor, asked.seed)
     fleet = Fleet(question.node, shards, 1, layout.searches)
     limit, most = most_queries(trace, fleet)
@@ -174,6 +175,7 @@ def _plan_shards(shards: int, geometry: Geometry, base: Matrix, asked: Asked, qu
     seconds = question.cpu_factor * build.seconds(geometry.vectors, layout)
     laws = {"probes": effort.probed, "reads": effort.pages}
     ranges = {name: law.interval(geometry.vectors) for name, law in laws.items()}
+    ranges["reads"] = left * ranges["reads"][0], left * ranges["reads"][1]
     return IndexPlan(
         workload=workload, node=question.node, nodes=shards * replicas, shards=shards, replicas=replicas,
         vectors_per_shard=geometry.vectors, lists=layout.lists, code_bytes=layout.code_bytes,
@@ -182,7 +184,7 @@ def _plan_shards(shards: int, geometry: Geometry, base: Matrix, asked: Asked, qu
         cpu_ms=1e3 * question.cpu_factor * work.cpu_s, p50_ms=1e3 * times.p50_s, p99_ms=1e3 * times.p99_s,
         cores=times.cores, drives=times.drives, searches=times.searches, limit=limit, qps_most=most * replicas,
         build_hours=seconds / 3600, ranges=ranges, places=layout.searches, trace=trace,
-        assumptions=_assumptions(base, asked, effort, build, question),
+        assumptions=(*_assumptions(base, asked, effort, build, question), _held(geometry.held_share)),
     )  # fmt: skip
 
 
@@ -210,6 +212,10 @@ def _replicate(trace: QueryTrace, fleet: Fleet, workload: SearchWorkload, most: 
         f"p99_ms={workload.p99_ms:g}: with {replicas * fleet.shards} machines 99 % of the queries still take "
         f"{1e3 * times.p99_s:.3g} ms: expected a limit above that, or faster cores and drives"
     )
+
+
+def _held(share: float) -> str:
+    return f"DRAM holds {share:.0%} of the pages of vectors; queries need all pages alike."
 
 
 def _assumptions(

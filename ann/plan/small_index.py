@@ -104,7 +104,7 @@ def measure_small(vectors: Matrix, asked: Asked, layout: IndexLayout, dram: int,
     with Store.create(path, kind=KIND) as store:
         write_index(store, vectors, None, None, None, options)
     clock.set_description("end")
-    with ZoomIndex.open(path) as index:
+    with ZoomIndex.open(path, pool=False) as index:  # reads are counted as those of pages that DRAM does not hold
         index.search(asked.queries[:16], asked.k, recall=asked.recall)  # first touches of codes and files
         rows = _searches(index, asked.queries, asked.k, recall=asked.recall)
         unit_costs = _unit_costs(index, asked)

@@ -77,7 +77,7 @@ class ZoomIndex(Closing):
     np.int64(7)
     """
 
-    def __init__(self, store: Store, audit: float = 0.0) -> None:
+    def __init__(self, store: Store, audit: float = 0.0, pool: bool = True) -> None:
         if not isinstance(store, Store):
             raise TypeError(f"store={store!r}: expected a Store; ZoomIndex.open(path) opens an index, build makes one")
         self._store = store
@@ -87,7 +87,7 @@ class ZoomIndex(Closing):
         about = self._about = Description.decode(raw, store.path)
         self._reader = reader = Reader(depth=read_depth(about.dram))
         try:
-            self._footprint, files = _files_of(store, reader, about)
+            self._footprint, files = _files_of(store, reader, about, pool)
             self._searcher = Searcher(IndexSnapshot.load(store, about, files, reader), reader, about.searches)
         except BaseException:
             reader.close()
@@ -96,7 +96,9 @@ class ZoomIndex(Closing):
         self._writer = IndexWriter(store, reader, files, about, self._footprint) if store.writable else None
         self._lock = RLock() if self._writer is None else self._writer.lock
         try:
+            self._pool = pool
             self._audit = self._start_audit(audit) if audit else None
+            self._fit_pool()
         except BaseException:
             reader.close()
             raise
@@ -165,7 +167,8 @@ class ZoomIndex(Closing):
             longest codes that fit: longer codes let a search read less for the same recall. Where codes of half a bit a
             dimension do not fit, codes and ids stay on SSD, and a search reads those of the lists that it probes.
             Then looking for ids (``in``, :meth:`fetch`, :meth:`update`, :meth:`remove`, `allow`) reads all ids from
-            SSD, and joins of parts, which :meth:`commit` makes, take their DRAM on top like :meth:`compact`.
+            SSD, and joins of parts, which :meth:`commit` makes, take their DRAM on top like :meth:`compact`. DRAM that
+            is left holds pages that searches have read; where it holds all, a search reads nothing in the end.
         grow_to
             The number of vectors that the index is to hold in that DRAM later, if larger than now. Without it, half of
             the DRAM that the longest codes leave holds buffers for more searches at a time, up to eight.
@@ -231,6 +234,7 @@ class ZoomIndex(Closing):
         cache_bytes: int | str = CACHE_BYTES,
         settle: Decision | None = None,
         audit: float = 0.0,
+        pool: bool = True,
     ) -> Self:
         """Open the index at `path`.
 
@@ -257,6 +261,8 @@ class ZoomIndex(Closing):
             last 1,000 of these queries, as :meth:`tune` does but for the hot pages. Its DRAM is part of `dram`; that of
             tuning comes on top. The result, and all counts, are durable if the index is `writable`; otherwise they last
             until :meth:`close`. Searches at recall 1, with limits, a radius or lists of ids are not checked.
+        pool
+            Whether the rest of the index's DRAM holds pages that searches have read. Results do not depend on it.
 
         Raises
         ------
@@ -273,7 +279,7 @@ class ZoomIndex(Closing):
         try:
             if writable:
                 settle_prepared(store, settle)
-            return cls(store, share)
+            return cls(store, share, pool)
         except BaseException:
             store.close()
             raise
@@ -282,7 +288,7 @@ class ZoomIndex(Closing):
         if self._about.coding != "rabitq":
             raise ValueError(f"audit={share}: an exact search needs bounds, which preview='pq' does not have")
         state, about, writer = self._searcher.state, self._about, self._writer
-        room = audit_bytes(self.dimension, about.dram - self._planned() - _TUNING_BYTES)
+        room = audit_bytes(self.dimension, about.dram - self._needed() - _TUNING_BYTES)
         counts = AuditRecord.load(self._store.get(AUDIT_KEY), state.calibration, self._store.path)
         self._footprint.audit_bytes = room
         if writer is not None:
@@ -343,12 +349,13 @@ class ZoomIndex(Closing):
         about = None if raw is None else Description.decode(raw, following.path)
         if about is None or _shape(about) != _shape(self._about):
             raise FormatError(f"{store.path}: another index lies there now; open it with ZoomIndex.open")
-        footprint, files = _files_of(following, self._reader, about)
+        footprint, files = _files_of(following, self._reader, about, self._pool)
         known = self._searcher.state.arrays_in(store, following)
         self._searcher.state = IndexSnapshot.load(following, about, files, self._reader, known)
         footprint.audit_bytes = self._footprint.audit_bytes
         self._store, self._about, self._footprint = following, about, footprint
         store.leave()
+        self._fit_pool()
 
     def search(
         self,
@@ -395,7 +402,8 @@ class ZoomIndex(Closing):
             Instead of a recall: inverted lists scanned per query. More are scanned where these hold fewer than `k`
             vectors.
         max_reads
-            The most pages of vectors read for one query; pages of codes on SSD do not count.
+            The most pages of vectors read for one query, whether DRAM holds them or not, as results do not depend on
+            that. Pages of codes on SSD do not count.
         deadline_ms
             Milliseconds after which no further round of reads starts; the search returns the nearest ranked until then.
         fields
@@ -811,6 +819,7 @@ class ZoomIndex(Closing):
     def _commit(self, writer: IndexWriter, compact: bool | None) -> None:
         with writer.lock:
             self._searcher.state = writer.commit(self._searcher.state, compact)
+            self._fit_pool()
 
     @shielded
     def prepare(self, mark: int) -> None:
@@ -914,10 +923,15 @@ class ZoomIndex(Closing):
         writer = self._writer
         with self._lock:
             state = self._searcher.state
-            state = tune_snapshot(state, self._reader, matrix, self._about.dram - self._planned() - _TUNING_BYTES)
-            if writer is not None:
-                writer.keep_tuning(state)
-            self._searcher.state = state
+            room = self._about.dram - self._needed() - _TUNING_BYTES
+            self._footprint.shrink_pool(self._about.dram)  # hot pages go first
+            try:
+                state = tune_snapshot(state, self._reader, matrix, room)
+                if writer is not None:
+                    writer.keep_tuning(state)
+                self._searcher.state = state
+            finally:
+                self._fit_pool()
 
     @shielded
     def save_to(self, path: str | PathLike[str]) -> None:
@@ -970,19 +984,25 @@ class ZoomIndex(Closing):
 
     @property
     def memory_bytes(self) -> int:
-        """DRAM held, in bytes: codes, ids, lists with their centroids, checksums, read and work buffers."""
+        """DRAM held, in bytes: codes, ids, lists with their centroids, checksums, read and work buffers, pages."""
         return self._footprint.held(self._searcher.state)
 
-    def _planned(self) -> int:
+    def _needed(self) -> int:
+        """Return the most DRAM, without that of pages."""
         joins = 0 if self._writer is None else self._writer.beside_bytes
-        return self._footprint.planned(self._searcher.state) + joins
+        return self._footprint.needed(self._searcher.state) + joins
+
+    def _fit_pool(self) -> None:
+        """Let pages take the DRAM that the index leaves."""
+        self._footprint.fit_pool(self._needed())
 
     def stats(self) -> dict[str, Any]:
         """Return plain numbers: sizes, the default effort of a search, and the reader's work since open.
 
         ``memory_bytes`` is the DRAM held now; ``planned_bytes`` is the most that it becomes while ``searches`` run at a
         time and vectors are removed. Both stay within ``dram``. ``longest_list`` is in times of the mean. ``audit`` is
-        None without one; see :meth:`open`.
+        None without one; see :meth:`open`. ``pool_bytes`` is the DRAM for pages that were read, part of both;
+        ``pool_pages`` are there now, and ``pool_hits`` were taken from there in place of a read.
         """
         state, about = self._searcher.state, self._about
         effort, _ = state.calibration.effort(10, TARGET)
@@ -1000,7 +1020,8 @@ class ZoomIndex(Closing):
             "code_bytes": state.preview.book.code_bytes,
             "codes": "ssd" if state.preview.on_ssd else "dram",
             "memory_bytes": self.memory_bytes,
-            "planned_bytes": self._planned(),
+            "planned_bytes": self._needed() + self._reader.pool_bytes,
+            "pool_bytes": self._reader.pool_bytes,
             "dram": about.dram,
             "searches": about.searches,
             "vector_bytes": len(self) * state.row_bytes,
@@ -1069,10 +1090,10 @@ def _warn_if_short(index: ZoomIndex, dram: int | str) -> None:
     )
 
 
-def _files_of(store: Store, reader: Reader, about: Description) -> tuple[Footprint, PartFiles]:
+def _files_of(store: Store, reader: Reader, about: Description, pool: bool) -> tuple[Footprint, PartFiles]:
     """Return the count of the DRAM of an index, and the files of its parts."""
     cache = BitmapCache(max(1, attribute_bytes(about.dram) - _held_of_attributes(store, about)))
-    footprint = Footprint(store, reader, cache, about)
+    footprint = Footprint(store, reader, cache, about, pool)
     return footprint, PartFiles(
         store, reader, cache, about.id_kind == "str", footprint.search_bytes, wave_bytes(about.dram)
     )

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memhier.files import read_at
+from memhier.io.buffer_pool import BufferPool
 from memhier.io.faults import Fault
 from memhier.io.kernels import crc32c_pages
 from memhier.io.page_file import PAGE_BYTES, PageFile
@@ -37,6 +38,7 @@ class _Source:
     length: int
     checksums: NDArray[np.uint32] | None
     pages: PageSource | None = None
+    held_as: int = -1  # its number in the pool of pages held in DRAM; -1: they are not
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ class _Batch:
     out: NDArray[np.uint8]
     latency: NDArray[np.float32] | None
     tally: Tallies | None
+    pool: BufferPool | None = None
     fault: Fault | None = None
     error: BaseException | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -78,6 +81,8 @@ class PythonPageReader:
         self._threads = min(depth, THREADS_MAX)
         self._sources: dict[int, _Source] = {}
         self._counts = dict.fromkeys(("calls", "requests", "reads", "pages", "bytes"), 0)
+        self._pool: BufferPool | None = None  # None: no page is held
+        self._pages_held = self._hits_before = self._files_held = 0
         self._closed = False
         self._start()
 
@@ -85,22 +90,44 @@ class PythonPageReader:
         """Make the threads and buffers of this process; a fork leaves the parent's threads behind."""
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        self._pool = ThreadPoolExecutor(self._threads, "memhier-read")
+        self._workers = ThreadPoolExecutor(self._threads, "memhier-read")
         self._lanes: queue.SimpleQueue[NDArray[np.uint8]] = queue.SimpleQueue()
         lane_bytes = RUN_PAGES * PAGE_BYTES
         self._arena = np.frombuffer(mmap.mmap(-1, self._threads * lane_bytes), np.uint8)
         for lane in self._arena.reshape(self._threads, lane_bytes):
             self._lanes.put(lane)
+        self._make_pool()
 
     @property
     def memory_bytes(self) -> int:
         """DRAM held, in bytes."""
-        return int(self._arena.nbytes)
+        return int(self._arena.nbytes) + self.pool_bytes
 
     @property
     def planned_bytes(self) -> int:
-        """The same once calls have run, with a window's plan: order, offsets and pages of each request."""
-        return self.memory_bytes + WINDOW_REQUESTS * 64
+        """The same once calls have run, with a window's plan: order, offsets and pages of each request; no pool."""
+        return int(self._arena.nbytes) + WINDOW_REQUESTS * 64
+
+    @property
+    def pool_bytes(self) -> int:
+        """DRAM of the pages held, in bytes."""
+        return 0 if self._pool is None else self._pool.memory_bytes
+
+    def hold_pages(self, pages: int) -> None:
+        """Hold up to so many pages in DRAM of the files that were added for it; another number lets all go."""
+        if self._pid != os.getpid():
+            self._start()
+        if pages == self._pages_held:
+            return
+        self._hits_before += 0 if self._pool is None else self._pool.hits
+        self._pages_held, self._pool = pages, None
+        self._make_pool()
+
+    def _make_pool(self) -> None:
+        self._pool = BufferPool(self._pages_held) if self._pages_held else None
+        for source in self._sources.values():
+            if self._pool is not None and source.held_as >= 0:
+                self._pool.add_file(source.held_as)
 
     def add(
         self,
@@ -112,32 +139,53 @@ class PythonPageReader:
         checksums: NDArray[np.uint32] | None,
         file: PageFile,
         source: PageSource | None = None,
+        held: bool = False,
     ) -> int:
         """Take a file in and return its handle: the least that no file has."""
         handle = next(each for each in itertools.count() if each not in self._sources)
-        self._sources = {**self._sources, handle: _Source(file, length, checksums, source)}
+        made = _Source(file, length, checksums, source, self._number() if held else -1)
+        self._sources = {**self._sources, handle: made}
         return handle
+
+    def _number(self) -> int:
+        """Return a number for the pages of a file, which no other file has had."""
+        self._files_held += 1
+        if self._pool is not None:
+            self._pool.add_file(self._files_held)
+        return self._files_held
+
+    def _let_go(self, source: _Source) -> None:
+        if self._pool is not None and source.held_as >= 0:
+            self._pool.drop_file(source.held_as)
 
     def extend(
         self, *, handle: int, direct: bool, drops_cache: bool, length: int, checksums: NDArray[np.uint32] | None
     ) -> None:
         """Make `length` bytes of a file readable."""
-        self._sources = {**self._sources, handle: replace(self._sources[handle], length=length, checksums=checksums)}
+        old = self._sources[handle]
+        number = old.held_as if old.held_as < 0 else self._number()
+        grown = replace(old, length=length, checksums=checksums, held_as=number)
+        self._sources = {**self._sources, handle: grown}
+        self._let_go(old)
 
     def remove(self, handle: int) -> None:
         """Forget a file; batches on their way keep it."""
+        old = self._sources[handle]
         self._sources = {key: source for key, source in self._sources.items() if key != handle}
+        self._let_go(old)
 
     def counters(self) -> dict[str, int]:
-        """Return the counts of calls, requests, reads, pages and bytes so far."""
-        return dict(self._counts)
+        """Return counts so far: calls, requests, reads, pages, bytes, and pages taken from DRAM; and the pages held."""
+        pool = self._pool
+        held, hits = (0, 0) if pool is None else (len(pool), pool.hits)
+        return {**self._counts, "pool_pages": held, "pool_hits": self._hits_before + hits}
 
     def close(self) -> None:
         """Wait for batches on their way and end the threads."""
         self._closed = True
         if self._pid == os.getpid():
-            self._pool.shutdown(wait=True)
-        self._sources = {}
+            self._workers.shutdown(wait=True)
+        self._sources, self._pool = {}, None
 
     @shielded
     def read(
@@ -161,7 +209,9 @@ class PythonPageReader:
             window = slice(start, start + WINDOW_REQUESTS)
             part = np.full(len(offsets[window]), files, np.int32) if isinstance(files, int) else files[window]
             order = np.lexsort((offsets[window], part))
-            batch = _Batch(sources, order + start, part[order], offsets[window][order], length, out, latency, tally)
+            batch = _Batch(
+                sources, order + start, part[order], offsets[window][order], length, out, latency, tally, self._pool
+            )
             self._run_window(batch)
             if batch.error is not None:
                 raise batch.error
@@ -178,6 +228,9 @@ class PythonPageReader:
             batch.fault = ("range", None, int(batch.order[lost[0]]), 0, 0)
             return
         _bring_absent(batch)
+        _take_held(batch)
+        if not len(batch.files):
+            return
         runs = list(plan_runs(batch.files, batch.offsets, batch.length))
         if len(runs) < 3:  # waking threads would cost more than it gains
             self._work(batch, iter(runs))
@@ -187,7 +240,7 @@ class PythonPageReader:
         try:
             for _ in range(min(self._threads, len(runs))):
                 try:
-                    workers.append(self._pool.submit(self._work, batch, shared))
+                    workers.append(self._workers.submit(self._work, batch, shared))
                 except RuntimeError:
                     if self._closed:
                         batch.fault = ("closed", None, 0, 0, 0)
@@ -213,6 +266,7 @@ class PythonPageReader:
                 wanted = _fetch(batch, run, lane)
                 if wanted and not batch.stopped():
                     _deliver(batch, run, lane, time.perf_counter() - started)
+                    _hold(batch, run, lane)
                 reads, pages, count = reads + 1, pages + run.pages, count + wanted
         except BaseException as error:
             batch.error = error
@@ -254,6 +308,30 @@ def _bring_absent(batch: _Batch) -> None:
             source.marks[needed[source.marks[needed] == 1]] = 2
     if wanted:
         wanted[0][0].fetch(wanted)
+
+
+def _take_held(batch: _Batch) -> None:
+    """Fill the rows of requests whose pages are all held in DRAM, and leave the others."""
+    if (pool := batch.pool) is None:
+        return
+    left = np.ones(len(batch.files), np.bool_)
+    for place, (handle, offset) in enumerate(zip(batch.files.tolist(), batch.offsets.tolist(), strict=True)):
+        if (number := batch.sources[handle].held_as) < 0:
+            continue
+        first, last = offset // PAGE_BYTES, (offset + batch.length - 1) // PAGE_BYTES
+        if (pages := pool.take(number, first, last - first + 1)) is not None:
+            low = offset % PAGE_BYTES
+            batch.out[int(batch.order[place])] = pages.reshape(-1)[low : low + batch.length]
+            left[place] = False
+    batch.order, batch.files, batch.offsets = batch.order[left], batch.files[left], batch.offsets[left]
+
+
+def _hold(batch: _Batch, run: _Run, lane: NDArray[np.uint8]) -> None:
+    """Take the pages of a run into the pool."""
+    number = batch.sources[run.handle].held_as
+    if batch.pool is not None and number >= 0:
+        for index, page in enumerate(lane[: run.pages * PAGE_BYTES].reshape(-1, PAGE_BYTES)):
+            batch.pool.put(number, run.page + index, page)
 
 
 def _fetch(batch: _Batch, run: _Run, lane: NDArray[np.uint8]) -> int:

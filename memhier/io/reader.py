@@ -80,6 +80,7 @@ class Reader(Closing):
         self._core = _make_core(engine, depth)
         self._files: dict[int, PageFile] = {}
         self._page_sources: WeakKeyDictionary[PageFile, PageSource] = WeakKeyDictionary()
+        self._holdable: set[int] = set()
         self._lengths: NDArray[np.int64] = np.full(8, -1, np.int64)  # by handle; -1 where there is no file
         self._lock = threading.Lock()
         self._pid = os.getpid()
@@ -104,16 +105,50 @@ class Reader(Closing):
 
     @property
     def memory_bytes(self) -> int:
-        """DRAM held by page buffers, plans, rings and threads, in bytes."""
+        """DRAM held by page buffers, plans, rings and threads, and for pages of files, in bytes."""
         return self._core.memory_bytes + int(self._lengths.nbytes)
 
     @property
     def planned_bytes(self) -> int:
         """DRAM that will be held once calls of one thread at a time have run, in bytes; for budgets made beforehand.
 
-        Each further thread that reads at the same time, up to four in all, adds as much again.
+        Each further thread that reads at the same time, up to four in all, adds as much again. :attr:`pool_bytes` comes
+        on top.
         """
         return self._core.planned_bytes + int(self._lengths.nbytes)
+
+    @property
+    def pool_bytes(self) -> int:
+        """DRAM for pages of files, in bytes; see :meth:`hold_pages`."""
+        return self._core.pool_bytes
+
+    @property
+    def holdable_pages(self) -> int:
+        """Pages of the open files that :meth:`hold_pages` may hold."""
+        return sum(-(-int(self._lengths[handle]) // PAGE_BYTES) for handle in [*self._holdable])
+
+    @shielded
+    def hold_pages(self, pages: int) -> None:
+        """Hold pages that are read in DRAM, so that the next call need not read them.
+
+        Only those of files added with ``held=True``. Pages enter once they are checked. Those leave that are used least
+        (S3-FIFO: one pass over many pages does not push out those in use), and those of files that are removed.
+        Bytes, order and errors of a call do not depend on them.
+
+        Parameters
+        ----------
+        pages
+            How many at most; 0, as at first, holds none. It may change at any time.
+
+        Raises
+        ------
+        OSError
+            When the system has no room for them.
+        """
+        self._check_open()
+        pages = check_int("pages", pages, 0, 2**31 - 1, "pages")
+        with self._guard():
+            self._core.hold_pages(pages=pages)
 
     @shielded
     def add(
@@ -122,6 +157,7 @@ class Reader(Closing):
         length: int | None = None,
         checksums: NDArray[np.uint32] | None = None,
         source: PageSource | None = None,
+        held: bool = False,
     ) -> int:
         """Open a file for reading.
 
@@ -136,6 +172,8 @@ class Reader(Closing):
             against them as they are read. Kept by reference, not copied. None reads unchecked.
         source
             Brings extents that the file does not hold yet, before they are read. Needs `checksums`.
+        held
+            Whether :meth:`hold_pages` may hold its pages.
 
         Returns
         -------
@@ -168,7 +206,10 @@ class Reader(Closing):
                 checksums=checksums,
                 file=file,
                 source=source,
+                held=held,
             )
+            if held:
+                self._holdable.add(handle)
             if handle >= len(self._lengths):
                 self._lengths = np.concatenate([self._lengths, np.full(len(self._lengths), -1, np.int64)])
             self._files[handle] = file
@@ -220,6 +261,7 @@ class Reader(Closing):
         with self._guard():
             self._page_file(file)
             self._lengths[file] = -1
+            self._holdable.discard(file)
             self._core.remove(file)
             del self._files[file]
 
@@ -315,7 +357,8 @@ class Reader(Closing):
         """Return counts of the work so far, as plain numbers.
 
         ``engine``; ``direct`` (False as soon as one open file is read through the page cache) and ``buffered_files``;
-        ``files`` open; ``calls``; ``requests``; ``reads`` (I/Os submitted), ``pages`` and ``bytes`` read from storage.
+        ``files`` open; ``calls``; ``requests``; ``reads`` (I/Os submitted), ``pages`` and ``bytes`` read from storage;
+        ``pool_pages`` held in DRAM now, and ``pool_hits``, pages taken from there.
         """
         files = list(self._files.values())
         buffered = sum(not file.direct for file in files)

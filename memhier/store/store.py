@@ -309,8 +309,10 @@ class Store(Closing):
         self._check_open()
         return dict(self._contents.segments)
 
-    def attach(self, name: str, reader: "Reader") -> int:
+    def attach(self, name: str, reader: "Reader", *, held: bool = False) -> int:
         """Let `reader` read a segment, checking pages as `verify` asks; return the reader's handle.
+
+        With `held`, :meth:`memhier.Reader.hold_pages` may hold its pages.
 
         The handle stays good when a writer drops the segment, and after this store is closed.
 
@@ -320,7 +322,7 @@ class Store(Closing):
             When there is no such segment.
         """
         info = self._info(name)
-        return reader.add(str(info.path), info.length, info.checksums, self._sources.get(str(info.path)))
+        return reader.add(str(info.path), info.length, info.checksums, self._sources.get(str(info.path)), held)
 
     def read_segment(self, name: str) -> NDArray[np.uint8]:
         """Return a whole segment, uint8 [payload], checked; read in order and through the page cache.

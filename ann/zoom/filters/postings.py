@@ -93,7 +93,7 @@ class Postings:
         self._path, self._reader, self._end = info.path, reader, info.payload - 8
         self._record = _record(floats)
         self.dtype: np.dtype[Any] = self._record["item"]
-        self._handle = store.attach(name, reader)
+        self._handle = store.attach(name, reader, held=True)
         if info.payload < 8 or info.payload % 8:
             raise CorruptionError(f"{info.path}: {info.payload} bytes are no postings")
         self._count = int(reader.read(self._handle, [self._end], 8).view("<u8")[0, 0])

@@ -58,7 +58,7 @@ class Vocabulary:
         self._path = info.path
         self._reader = reader
         self._file_bytes = info.length
-        self._handle = store.attach(name, reader)
+        self._handle = store.attach(name, reader, held=True)
         if info.payload < 16 or info.payload % 8:
             raise CorruptionError(f"{info.path}: {info.payload} bytes are no vocabulary")
         self._count = int(reader.read(self._handle, [info.payload - 8], 8).view("<u8")[0, 0])

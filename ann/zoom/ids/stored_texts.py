@@ -104,7 +104,7 @@ class StoredTexts:
         if self._first[0] != 0 or self._first[-1] != count or not ((each > 0) & (each < _PAGE_TEXTS_LIMIT)).all():
             raise CorruptionError(f"{info.path}: its pages do not hold the ids of {count} rows")
         self._reader = reader
-        self.file: int = store.attach(name, reader)
+        self.file: int = store.attach(name, reader, held=True)
 
     def __len__(self) -> int:
         return int(self._first[-1])

@@ -430,6 +430,7 @@ class IndexWriter:
             if first < len(state.parts):
                 planned = merged_bytes(state.parts[first:], state.preview, True)
                 planned += _JOIN_BYTES + self._work_bytes
+                self._footprint.shrink_pool(self._planned(state) + planned)
                 renewals.start_join(self._task(state, state.parts[first:]), planned)
 
     def _is_due(self, state: IndexSnapshot) -> bool:
@@ -574,6 +575,8 @@ class IndexWriter:
     def _merge(self, tx: Transaction, name: str, state: IndexSnapshot, first: int) -> Merged:
         """Write the rows of the parts from number `first` on as one part, with their attributes and strings."""
         joined = state.parts[first:]
+        work = merged_bytes(joined, state.preview, self._moves_rows(state))
+        self._footprint.shrink_pool(self._planned(state) + work)
         writer = RowWriter(tx.segment(f"{name}-rows"), state.row_bytes)
         merged = merge_parts(joined, state.preview, self._reader, writer, self._work_bytes, self._moves_rows(state))
         merged.arrays.write(tx, name, state.preview)
@@ -648,15 +651,15 @@ class IndexWriter:
         return self._store.begin(self._buffer_bytes)
 
     def _make_room(self, state: IndexSnapshot, ids: Ids, schema: Schema, added: AddedBytes) -> IndexSnapshot:
-        """Return the snapshot, without its hot pages where more vectors need their DRAM."""
+        """Return the snapshot, without its hot pages where more vectors need their DRAM; the pool gives way as well."""
         dram, fresh = self.about.dram, state.fresh
         waiting = (len(ids.numbers) + len(fresh.ids)) * added.each + fresh.record_bytes + fresh.value_bytes
         waiting = min(fresh_bytes(dram), waiting + added.records + added.values)
         filters = self.about.searches if schema else 0
 
-        def check(state: IndexSnapshot) -> None:
+        def check(state: IndexSnapshot) -> int:
             held = self._planned(replace(state, schema=schema))
-            check_room(state, held, ids, waiting, filters, dram, added)
+            return check_room(state, held, ids, waiting, filters, dram, added)
 
         if state.hot.memory_bytes:
             try:
@@ -664,11 +667,12 @@ class IndexWriter:
             except BudgetError:
                 state = replace(state, hot=HotPages.none())
                 self.about = replace(self.about, hot=[])
-        check(state)
+        self._footprint.shrink_pool(check(state))
         return state
 
     def _planned(self, state: IndexSnapshot) -> int:
-        return self._footprint.planned(state) + self.beside_bytes
+        """Return the most DRAM, without that of the pages that the reader holds."""
+        return self._footprint.needed(state) + self.beside_bytes
 
     def _first_to_join(self, state: IndexSnapshot, earliest: int, most: int | None = None, reserved: int = 0) -> int:
         return first_to_join(

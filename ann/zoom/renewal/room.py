@@ -62,8 +62,8 @@ def check_values(beyond: npt.NDArray[np.int64], most: int) -> None:
 
 def check_room(
     state: IndexSnapshot, held: int, ids: Ids, waiting: int, filters: int, dram: int, added: AddedBytes
-) -> None:
-    """Refuse vectors that leave no room in the budget once they are written.
+) -> int:
+    """Return the DRAM that vectors need, in bytes; refuse those that leave no room in the budget once they are written.
 
     Parameters
     ----------
@@ -112,6 +112,7 @@ def check_room(
             f"dram={format_bytes(dram)} was given at build. Build it again with grow_to={total}, which makes shorter "
             f"codes where dram= is not raised to as much; commit() and compact() free the DRAM of removed vectors"
         )
+    return needed
 
 
 def check_range(space: PreviewSpace, vectors: npt.NDArray[Any], *, fitted: bool) -> None:

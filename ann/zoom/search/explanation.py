@@ -77,7 +77,7 @@ class Explanation:
     eps
         See above; None where a fixed number of candidates is read.
     ranked, pages, hot_pages, rounds
-        Vectors compared exactly, pages read for them, pages found in DRAM, and rounds of reads.
+        Vectors compared exactly, pages read for them unless DRAM held them, hot pages, and rounds of reads.
     stopped
         Why the search ended: ``"bound"``, ``"all_read"``, ``"max_reads"`` or ``"deadline"``.
     calibrated

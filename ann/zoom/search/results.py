@@ -37,7 +37,8 @@ class SearchResult(Hits):
         Plain numbers of this call. ``queries``: their number. ``probed`` and ``scanned``: lists and codes scanned.
         ``candidates``: those that the bounds left; ``cut_short``: queries that had no room for all of them; ``ranked``:
         vectors compared exactly. ``reads``, ``pages`` and ``bytes``: the I/Os for them. ``page_requests``: pages, where
-        a page that several queries share counts for each; ``hot_pages``: pages found in DRAM. ``rounds``: the most
+        a page that several queries share counts for each, and one that DRAM holds since it was read counts as well;
+        ``hot_pages``: pages that :meth:`memhier.ann.ZoomIndex.tune` put into DRAM. ``rounds``: the most
         rounds of reads of a query. ``stopped``: why the first query ended; ``stopped_early``: queries that a limit on
         reads or time ended. ``calibrated``: whether the effort is known to reach the recall asked for (never with a
         filter). ``escalated``: ``"wider"`` or ``"exact"`` where the search did more than was calibrated, as that is not

@@ -1,6 +1,6 @@
 """The division of a DRAM budget: the number of lists, and the bytes of code for each vector."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from memhier.ann.zoom.filters.bitmaps import bitmap_bytes
 from memhier.ann.zoom.ids.stored_texts import PAGE_DRAM
@@ -15,6 +15,7 @@ from memhier.ann.zoom.preview.stored_scan import WAVE_COPIES
 from memhier.ann.zoom.storage.fullview import stored_bytes, workspace_bytes
 from memhier.budget import format_bytes
 from memhier.errors import BudgetError
+from memhier.io.buffer_pool import held_page_bytes
 from memhier.io.page_file import PAGE_BYTES
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "fresh_bytes",
     "lists_anew",
     "plan_layout",
+    "pool_pages",
     "read_depth",
     "scan_bytes",
     "wave_bytes",
@@ -37,7 +39,10 @@ _VECTORS_PER_LIST = 100  # lists are 1 % of n; shorter lists probe finer, but ea
 _FEWEST_PER_LIST = 8  # in lists that were made for more
 _LISTS_SHARE = 0.25  # of the budget, at most, for lists and their graph
 _NUMBERS_BYTES = 4  # radius, factor and error
-_BITS_MOST = 4  # an axis, on average: with more bits a search reads hardly less, and scans longer
+# An axis, on average: with more bits a search reads hardly less, and scans longer. Pages come after them. At equal DRAM
+# two bits and more pages would read a quarter less of SIFT, but of whitened patches two bits read eight times as much
+# as four, three bits twice (`python -m memhier.benchmarks.workloads.search.dram --data patches --code-bytes 16`).
+_BITS_MOST = 4
 _SEARCHES_SHARE, _SEARCHES_MOST = 0.08, 8  # of the budget for searches beyond the first; and of them
 _SPARE_SHARE = 0.5  # of the DRAM that the longest codes leave, for more searches
 CONTEXTS_MOST = 4  # that a reader makes
@@ -51,6 +56,7 @@ _ROTATION_SHARE = 0.4  # of the budget, at most, for the rotation; codes without
 _STORED_BITS = 1  # an axis, of codes on SSD: longer ones take more pages to read
 _LISTS_ROOM = 2  # times the bytes of all rows: blocks and pages are not full
 _LONGEST_MEAN = 1600  # vectors of a list, where codes lie on SSD
+_POOL_LEAST = 64  # a pool holds at least one page in so many: below, it costs as much time as it saves
 _WIDEST, _NARROWEST = 32, 4  # axes that one byte of a product-quantised code describes
 
 
@@ -118,6 +124,8 @@ class IndexLayout:
         DRAM the index will hold when open, everything counted.
     on_ssd
         Whether codes and ids stay on SSD.
+    pool_pages
+        Pages of vectors, and of codes and strings on SSD, that the rest of the budget holds once they were read.
     """
 
     lists: int
@@ -128,6 +136,7 @@ class IndexLayout:
     searches: int
     memory_bytes: int
     on_ssd: bool = False
+    pool_pages: int = 0
 
 
 def scan_bytes(dram: int) -> int:
@@ -160,8 +169,16 @@ def read_depth(dram: int) -> int:
     return max(32, min(128, dram // (128 * PAGE_BYTES)))
 
 
+def pool_pages(room: int, pages: int) -> int:
+    """Return how many of an index's pages `room` bytes of DRAM hold; none where these would be hardly any."""
+    held = max(0, min(pages, room // held_page_bytes()))
+    return held if held * _POOL_LEAST >= pages else 0
+
+
 def plan_layout(sizes: IndexSizes, dram: int, *, on_ssd: bool = True) -> IndexLayout:
     """Return the layout with the longest codes that fits `dram` bytes; codes that do not fit stay on SSD.
+
+    The rest holds pages.
 
     Parameters
     ----------
@@ -179,7 +196,7 @@ def plan_layout(sizes: IndexSizes, dram: int, *, on_ssd: bool = True) -> IndexLa
     if on_ssd and (fitting is None or fitting.code_bytes < _fair_bytes(fitting.padded)):
         fitting = _fit_on_ssd(sizes, dram) or fitting
     if fitting is not None:
-        return fitting
+        return _with_pool(fitting, sizes, dram)
     enough = dram + 1
     while _fit(sizes, enough, may_rotate=False) is None and not (on_ssd and _fit_on_ssd(sizes, enough)):
         enough = enough * 17 // 16 + 1  # buffers grow with the budget
@@ -187,6 +204,19 @@ def plan_layout(sizes: IndexSizes, dram: int, *, on_ssd: bool = True) -> IndexLa
         f"dram={format_bytes(dram)} is too small for {sizes.count:,} vectors of dimension {sizes.dimension}: "
         f"at least {format_bytes(enough)} ({enough} bytes) is needed"
     )
+
+
+def _with_pool(layout: IndexLayout, sizes: IndexSizes, dram: int) -> IndexLayout:
+    pages = stored_bytes(sizes.count, sizes.row_bytes) // PAGE_BYTES + sizes.text_pages
+    if layout.on_ssd:
+        pages += _stored_list_bytes(sizes, layout.code_bytes) // PAGE_BYTES
+    held = pool_pages(dram - layout.memory_bytes, pages)
+    return replace(layout, memory_bytes=layout.memory_bytes + held * held_page_bytes(), pool_pages=held)
+
+
+def _stored_list_bytes(sizes: IndexSizes, code_bytes: int) -> int:
+    """Return the bytes of codes on SSD, at most."""
+    return int(_LISTS_ROOM * sizes.count * block_bytes(code_bytes, sizes.id_bytes)) // BLOCK_ROWS
 
 
 def file_bytes(sizes: IndexSizes, layout: IndexLayout) -> int:
@@ -223,7 +253,7 @@ def _fit_on_ssd(sizes: IndexSizes, dram: int) -> IndexLayout | None:
     fixed, searches, _ = _fixed_bytes(sizes, dram, scan_bytes(dram) + WAVE_COPIES * wave_bytes(dram))
     padded = core_dimension(sizes.metric, sizes.dimension)
     code_bytes = max(1, padded * _STORED_BITS // 8)
-    blocks = int(_LISTS_ROOM * sizes.count * block_bytes(code_bytes, sizes.id_bytes)) // BLOCK_ROWS
+    blocks = _stored_list_bytes(sizes, code_bytes)
     for rotate in (4 * padded * padded <= _ROTATION_SHARE * dram, False):
         total = fixed + 16 * padded + 4 * padded * padded * rotate + 8 + _checksum_bytes(blocks)
         room = dram - total - _checksum_bytes(dram - total)

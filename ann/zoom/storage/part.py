@@ -272,7 +272,7 @@ class PartFiles:
             arrays = StoredArrays.load(
                 self._store, arrays.entry(name), lists, code_bytes, self._reader, self._wave_bytes
             )
-        file = self._store.attach(f"{name}-rows", self._reader)
+        file = self._store.attach(f"{name}-rows", self._reader, held=True)
         self._when_gone(lease, [file])
         if self._texts:
             texts = StoredTexts(self._store, f"{name}-texts", len(arrays), self._reader)

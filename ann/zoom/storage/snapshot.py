@@ -20,7 +20,7 @@ from memhier.ann.zoom.storage.catalog import Description, load_preview
 from memhier.ann.zoom.storage.fresh import Fresh
 from memhier.ann.zoom.storage.fullview import vectors_of, workspace_bytes
 from memhier.ann.zoom.storage.ids import IdKind, Ids, Located, locate_all
-from memhier.ann.zoom.storage.layout import CONTEXTS_MOST, scan_bytes, wave_bytes
+from memhier.ann.zoom.storage.layout import CONTEXTS_MOST, pool_pages, scan_bytes, wave_bytes
 from memhier.ann.zoom.storage.part import Findable, IndexPart, PartFiles, findable, held_bytes
 from memhier.ann.zoom.storage.stored_arrays import StoredArrays
 from memhier.io.reader import Reader
@@ -206,6 +206,8 @@ class Footprint:
         Of the index; `cache` holds the bitmaps of filters.
     about
         The catalog's description of the index.
+    pool
+        Whether the reader holds pages in the DRAM that is left.
 
     Attributes
     ----------
@@ -213,10 +215,11 @@ class Footprint:
         DRAM of the audit.
     """
 
-    def __init__(self, store: Store, reader: Reader, cache: BitmapCache, about: Description) -> None:
+    def __init__(self, store: Store, reader: Reader, cache: BitmapCache, about: Description, pool: bool = True) -> None:
         self._store, self._reader, self._cache = store, reader, cache
-        self._searches, self._changes = about.searches, about.coding == "rabitq"
+        self._searches, self._changes, self._dram = about.searches, about.coding == "rabitq", about.dram
         self.audit_bytes: int = 0
+        self._has_pool, self._pool_pages = pool, 0
         waves = WAVE_COPIES * wave_bytes(about.dram) if about.on_ssd else 0
         # Of one search, filters apart.
         self.search_bytes: int = workspace_bytes(about.row_bytes) + scan_bytes(about.dram) + waves
@@ -231,15 +234,27 @@ class Footprint:
         outside = self._store.memory_bytes + self._reader.memory_bytes + self._cache.memory_bytes
         return parts + state.hot.memory_bytes + outside + self._searches * each + self.audit_bytes
 
-    def planned(self, state: IndexSnapshot) -> int:
+    def needed(self, state: IndexSnapshot) -> int:
         """Return the most DRAM: with all searches running, with filters, and rows removed from every part.
 
-        Joins of parts come on top.
+        Joins of parts, and pages that the reader holds, come on top.
         """
-        idle = min(self._searches, CONTEXTS_MOST) * self._reader.planned_bytes - self._reader.memory_bytes
+        pool = self._reader.pool_bytes
+        idle = min(self._searches, CONTEXTS_MOST) * self._reader.planned_bytes - (self._reader.memory_bytes - pool)
         filters = self._cache.limit - self._cache.memory_bytes if state.schema else 0
         removals = 0
         if self._changes:  # a removal makes another bitmap beside the part's own
             rows = [len(part) for part in state.parts]
             removals = bitmap_bytes(*rows, *[len(part) for part in state.parts if part.alive is None])
-        return self.held(state) + max(0, idle) + filters + removals
+        return self.held(state) - pool + max(0, idle) + filters + removals
+
+    def fit_pool(self, needed: int) -> None:
+        """Let the reader hold pages in the DRAM of the budget that is left beside `needed` bytes."""
+        pages = pool_pages(self._dram - needed, self._reader.holdable_pages) if self._has_pool else 0
+        self._reader.hold_pages(pages)
+        self._pool_pages = pages
+
+    def shrink_pool(self, needed: int) -> None:
+        """Let the reader hold no more pages than leave `needed` bytes of the budget."""
+        if self._pool_pages and needed + self._reader.pool_bytes > self._dram:
+            self.fit_pool(needed)

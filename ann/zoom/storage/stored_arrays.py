@@ -99,7 +99,7 @@ class StoredArrays:
         blocks = stored_segment(store, f"{name}-lists")
         if blocks.length != list_offsets(starts, block_bytes(code_bytes, id_dtype.itemsize))[-1]:
             raise CorruptionError(f"{blocks.path}: {blocks.payload} bytes do not hold {count} rows of codes and ids")
-        file = store.attach(f"{name}-lists", reader)
+        file = store.attach(f"{name}-lists", reader, held=True)
         arrays = cls(StoredCodes(starts, reader, file, code_bytes, id_dtype), store, name, wave_bytes)
         when_gone(arrays, partial(close_file, reader, file))
         return arrays

@@ -76,7 +76,7 @@ def main(scratch: Path, vectors: int, dimension: int, dram: int, threads: int, s
 
         rates(read, threads, seconds / 100)  # the plain reader's own memory is not the index's
         before, private, counted = memory_now(), [0], [0]
-        with ZoomIndex.open(scratch / "index") as index:
+        with ZoomIndex.open(scratch / "index", pool=False) as index:
 
             def search(number: int, random: np.random.Generator) -> tuple[int, ...]:
                 found = index.search(queries[random.integers(0, len(queries), _BATCH)], 10, recall=0.95)

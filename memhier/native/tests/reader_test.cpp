@@ -44,6 +44,7 @@ void test_plan() {
       for (auto page = one.first_page(); page <= one.last_page(length); ++page) wanted.insert({one.file, page});
     }
     Plan plan(length);
+    Plan::sort(requests);
     plan.start(requests);
     std::map<std::pair<std::uint32_t, std::uint64_t>, int> read;
     std::pair<std::uint32_t, std::uint64_t> last{0, 0};
@@ -148,12 +149,13 @@ struct TestFile {
 };
 
 std::optional<Fault> read_all(const Source& source, const std::vector<std::int64_t>& offsets, std::size_t length,
-                              std::vector<std::byte>& out, ReadTally& tally) {
+                              std::vector<std::byte>& out, ReadTally& tally, BufferPool* pool = nullptr) {
   constexpr unsigned kDepth = 8;
   Context context(kDepth, make_thread_engine(make_thread_pool(kDepth), kDepth), nullptr);
   const Source* sources[] = {&source};
   out.assign(offsets.size() * length, std::byte{0});
-  const Batch batch{sources, nullptr, 0, offsets.data(), offsets.size(), length, out.data(), nullptr};
+  const Batch batch{sources, nullptr, 0, offsets.data(), offsets.size(), length, out.data(), nullptr, nullptr,
+                    pool};
   for (std::size_t start = 0; start < offsets.size(); start += context.window())
     if (auto fault = context.read_window(batch, start, tally)) return fault;
   return std::nullopt;
@@ -188,6 +190,132 @@ void test_reads() {
   check(beyond && beyond->kind == Fault::Kind::range && beyond->first == 0, "a range beyond the file is refused");
 }
 
+// A page filled with one number.
+std::array<std::byte, kPageBytes> page_of(std::uint8_t value) {
+  std::array<std::byte, kPageBytes> page;
+  page.fill(std::byte{value});
+  return page;
+}
+
+std::vector<std::byte> held(BufferPool& pool, std::int64_t key) {
+  const PageRun run{key, 1};
+  std::uint32_t frame = BufferPool::none;
+  pool.pin(&run, 1, 1, &frame);
+  std::vector<std::byte> found;
+  if (frame != BufferPool::none) found.assign(pool.page(frame), pool.page(frame) + kPageBytes);
+  pool.unpin(&run, 1, 1, &frame);
+  return found;
+}
+
+// Pages come back as they entered, no more than there is room for; those of a file that was dropped never.
+void test_pool() {
+  BufferPool pool(10);
+  pool.add_file(3);
+  pool.add_file(7);
+  const auto key = [](std::int64_t file, std::uint64_t page) { return BufferPool::key_of(file, page); };
+  for (std::uint64_t page = 0; page < 100; ++page) {
+    pool.put(key(page % 2 == 0 ? 3 : 7, page), page_of(static_cast<std::uint8_t>(page)).data());
+    check(pool.size() == std::min<std::size_t>(page + 1, 10), "a pool fills up, and no further");
+  }
+  std::size_t there = 0;
+  for (std::uint64_t page = 0; page < 100; ++page) {
+    const auto found = held(pool, key(page % 2 == 0 ? 3 : 7, page));
+    there += !found.empty();
+    check(found.empty() || found[77] == std::byte{static_cast<std::uint8_t>(page)}, "a page has its bytes");
+  }
+  check(there == 10 && pool.hits() == 10, "as many pages as it says, each hit counted");
+  const PageRun pinned{key(3, 200), 1};
+  std::uint32_t frame = BufferPool::none;
+  pool.put(pinned.key, page_of(200).data());
+  pool.pin(&pinned, 1, 1, &frame);
+  pool.drop_file(3);
+  for (std::uint64_t page = 300; page < 400; ++page) pool.put(key(7, page), page_of(1).data());
+  check(pool.page(frame)[5] == std::byte{200}, "a pinned page stays while its file goes and others come");
+  pool.unpin(&pinned, 1, 1, &frame);
+  pool.put(key(3, 1), page_of(1).data());
+  for (const std::uint64_t page : {1, 200}) check(held(pool, key(3, page)).empty(), "no page of a dropped file is found");
+  pool.set_room(4);
+  check(pool.size() == 4, "a pool shrinks");
+  pool.set_room(0);
+  pool.put(key(7, 1), page_of(1).data());
+  check(pool.size() == 0, "a pool without room takes nothing in");
+}
+
+// One pass over many pages does not push out those in use.
+void test_pool_scan() {
+  BufferPool pool(100);
+  pool.add_file(0);
+  for (int round = 0; round < 4; ++round)
+    for (std::int64_t page = 0; page < 60; ++page)
+      if (held(pool, page).empty()) pool.put(page, page_of(1).data());
+  for (std::int64_t page = 1000; page < 3000; ++page)
+    if (held(pool, page).empty()) pool.put(page, page_of(2).data());
+  std::size_t there = 0;
+  for (std::int64_t page = 0; page < 60; ++page) there += !held(pool, page).empty();
+  check(there == 60, "pages in use outlast a scan");
+}
+
+// Threads pin, read, put and drop at once; no page ever shows another one's bytes.
+void test_pool_threads() {
+  BufferPool pool(40);
+  for (std::int64_t file = 0; file < 4; ++file) pool.add_file(file);
+  std::atomic<bool> wrong = false;
+  std::vector<std::thread> threads;
+  for (unsigned seed = 0; seed < 4; ++seed)
+    threads.emplace_back([&, seed] {
+      std::mt19937 random(seed);
+      for (int step = 0; step < 20000; ++step) {
+        const std::int64_t file = random() % 4;
+        const std::uint64_t page = random() % 60;
+        const auto value = static_cast<std::uint8_t>(file * 60 + static_cast<std::int64_t>(page));
+        const auto found = held(pool, BufferPool::key_of(file, page));
+        if (!found.empty() && (found.front() != std::byte{value} || found.back() != std::byte{value})) wrong = true;
+        if (found.empty()) pool.put(BufferPool::key_of(file, page), page_of(value).data());
+        if (seed == 0 && step % 500 == 0) pool.drop_file(file), pool.add_file(file);
+        if (seed == 1 && step % 700 == 0) pool.set_room(random() % 40 + 1);
+      }
+    });
+  for (auto& thread : threads) thread.join();
+  check(!wrong, "pages keep their bytes among threads");
+}
+
+// A read takes pages from the pool, reads the others, and both have the bytes of the file.
+void test_reads_with_pool() {
+  TestFile file;
+  Source source = file.source();
+  source.held_as = 5;
+  BufferPool pool(16);
+  pool.add_file(5);
+  std::mt19937_64 random(6);
+  std::vector<std::byte> out;
+  for (const std::size_t length : {1ul, 100ul, 4096ul, 10000ul}) {
+    for (int round = 0; round < 20; ++round) {
+      std::vector<std::int64_t> offsets(50);
+      for (auto& each : offsets) each = static_cast<std::int64_t>(random() % (TestFile::kBytes - length + 1));
+      ReadTally tally;
+      check(!read_all(source, offsets, length, out, tally, &pool), "a sound file is read");
+      for (std::size_t row = 0; row < offsets.size(); ++row)
+        check(std::equal(out.begin() + static_cast<std::ptrdiff_t>(row * length),
+                         out.begin() + static_cast<std::ptrdiff_t>((row + 1) * length),
+                         file.bytes.begin() + static_cast<std::ptrdiff_t>(offsets[row])),
+              "each row has its bytes");
+      ReadTally last;
+      for (int again = 0; again < 20; ++again) {
+        last = {};
+        check(!read_all(source, {offsets[0], offsets[0]}, length, out, last, &pool), "a sound file is read");
+      }
+      check(last.pages == 0, "pages in use are not read again");
+    }
+  }
+  check(pool.size() == 16 && pool.hits() > 0, "the pool is in use");
+  BufferPool fresh(16);
+  fresh.add_file(5);
+  file.checksums[17] ^= 1;
+  ReadTally tally;
+  const auto damaged = read_all(source, {17 * kPageBytes + 5}, 8, out, tally, &fresh);
+  check(damaged && damaged->kind == Fault::Kind::checksum && fresh.size() == 0, "a damaged page does not enter");
+}
+
 }  // namespace
 }  // namespace memhier
 
@@ -197,5 +325,9 @@ int main() {
   memhier::test_fence();
   memhier::test_checksums();
   memhier::test_reads();
-  std::puts("reader: plan, ring, fence, checksums and reads hold");
+  memhier::test_pool();
+  memhier::test_pool_scan();
+  memhier::test_pool_threads();
+  memhier::test_reads_with_pool();
+  std::puts("reader: plan, ring, fence, checksums, reads and the pool of pages hold");
 }

@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 
+#include <array>
 #include <cassert>
 #include <cerrno>
 #include <cstring>
@@ -16,6 +17,7 @@ namespace {
 constexpr std::uint32_t kBlockBytes = 512;
 constexpr std::uint32_t kRetriesMax = 1000;
 constexpr std::size_t kPagesPerWait = 256;
+constexpr std::size_t kPinned = 64;  // pages of the pool at a time
 
 // Errors that say nothing of the file. io_uring cancels a read when a signal meets the start of a kernel worker for it.
 bool is_passing(std::int64_t result) { return result == -EAGAIN || result == -EINTR || result == -ECANCELED; }
@@ -118,10 +120,56 @@ std::optional<Fault> Context::plan_window(const Batch& batch, std::size_t start)
       return Fault{Fault::Kind::range, nullptr, static_cast<std::int64_t>(row)};
     if (batch.latency != nullptr) batch.latency[row] = 0;
   }
+  Plan::sort(requests_);
+  if (batch.pool != nullptr) take_held();
   plan_ = Plan(batch.length);
   plan_.start(requests_);
   waiting_.reset();
   return std::nullopt;
+}
+
+// Delivers the requests whose pages are all in the pool, and leaves the others in their order. Some at a time, so that
+// few pages are pinned; not those that want more pages than that.
+void Context::take_held() {
+  const std::size_t span = (batch_->length + 2 * kPageBytes - 2) / kPageBytes;  // pages of a request, at most
+  if (span > kPinned) return;
+  const std::size_t step = kPinned / span, total = requests_.size();
+  std::size_t kept = 0;
+  for (std::size_t at = 0; at < total; at += step) {
+    const auto some = std::span(requests_).subspan(at, std::min(step, total - at));
+    std::array<PageRun, kPinned> runs;
+    std::array<std::uint32_t, kPinned> frames;
+    for (std::size_t i = 0; i < some.size(); ++i) {
+      const std::int64_t file = batch_->sources[some[i].file]->held_as;
+      const std::uint64_t first = some[i].first_page();
+      const auto pages = static_cast<std::uint32_t>(some[i].last_page(batch_->length) + 1 - first);
+      runs[i] = {file < 0 ? -1 : BufferPool::key_of(file, first), pages};
+    }
+    batch_->pool->pin(runs.data(), some.size(), span, frames.data());
+    for (std::size_t i = 0; i < some.size(); ++i) {
+      const Request request = some[i];
+      if (frames[i * span] == BufferPool::none)
+        requests_[kept++] = request;
+      else
+        deliver(request, &frames[i * span]);
+    }
+    batch_->pool->unpin(runs.data(), some.size(), span, frames.data());
+  }
+  requests_.resize(kept);
+}
+
+// Delivers a request from frames of the pool.
+void Context::deliver(const Request& request, const std::uint32_t* frames) {
+  std::size_t within = request.offset % kPageBytes;
+  if (batch_->out == nullptr) {
+    (*batch_->landed)(request.row, batch_->pool->page(*frames) + within);
+    return;
+  }
+  for (std::size_t done = 0; done < batch_->length; ++frames, within = 0) {
+    const std::size_t size = std::min(kPageBytes - within, batch_->length - done);
+    std::memcpy(row(request.row) + done, batch_->pool->page(*frames) + within, size);
+    done += size;
+  }
 }
 
 // Queues runs until the depth or the page buffers are used up.
@@ -209,7 +257,10 @@ void Context::land(Io& io) {
   }
   tally_.pages += io.pages;
   tally_.bytes += io.wanted;
-  if (!fault_ && verify(io)) deliver(io);
+  if (!fault_ && verify(io)) {
+    deliver(io);
+    hold(io);
+  }
 #if defined(POSIX_FADV_DONTNEED)
   if (io.source->drops_cache)
     ::posix_fadvise(io.source->fd, static_cast<off_t>(io.offset), static_cast<off_t>(io.pages * kPageBytes),
@@ -259,6 +310,13 @@ void Context::deliver(const Io& io) {
       batch_->latency[request.row] = std::max(batch_->latency[request.row], seconds);
     }
   }
+}
+
+// Takes the pages of a read into the pool.
+void Context::hold(const Io& io) {
+  if (batch_->pool == nullptr || io.source->held_as < 0) return;
+  for (std::uint32_t i = 0; i < io.pages; ++i)
+    batch_->pool->put(BufferPool::key_of(io.source->held_as, io.offset / kPageBytes + i), io.page[i]);
 }
 
 void Context::release(Io& io) {

@@ -11,6 +11,7 @@
 #include <span>
 #include <vector>
 
+#include "cache/buffer_pool.hpp"
 #include "io/engine.hpp"
 #include "io/plan.hpp"
 #include "io/system.hpp"
@@ -40,6 +41,7 @@ struct Batch {
   std::byte* out;      // [count, length], or null where `landed` takes them
   float* latency;      // [count] or null
   const Landed* landed = nullptr;
+  BufferPool* pool = nullptr;  // of pages that need not be read, and that takes in those read; or null
 };
 
 // READ_TALLY of memhier.io.read_arguments: I/Os, and the pages and bytes that they read.
@@ -73,6 +75,7 @@ class Context {
  private:
   std::optional<Fault> plan_window(const Batch& batch, std::size_t start);
   void reset();
+  void take_held();
   void issue();
   std::size_t worth_waiting_for() const;
   bool prepare(const Run& run);
@@ -80,6 +83,8 @@ class Context {
   void land(Io& io);
   bool verify(const Io& io);
   void deliver(const Io& io);
+  void deliver(const Request& request, const std::uint32_t* frames);
+  void hold(const Io& io);
   void release(Io& io);
   void blame(Fault fault);
 

@@ -26,6 +26,7 @@ struct Source {
   std::uint64_t length;            // committed bytes
   const std::uint32_t* checksums;  // one per page, or null
   std::size_t alignment = 1;       // of memory that its pages may land in
+  std::int64_t held_as = -1;       // its number in the pool of pages held in DRAM; -1: they are not
 };
 
 // One read of neighbouring pages. Its parts must stay put until it is finished: the kernel may look at them late.

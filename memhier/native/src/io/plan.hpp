@@ -37,11 +37,14 @@ class Plan {
  public:
   explicit Plan(std::uint64_t length) : length_(length) {}
 
-  // Sorts requests, which must stay put while runs are taken.
-  void start(std::vector<Request>& requests) {
+  static void sort(std::vector<Request>& requests) {
     std::sort(requests.begin(), requests.end(), [](const Request& a, const Request& b) {
       return a.file != b.file ? a.file < b.file : a.offset < b.offset;
     });
+  }
+
+  // Takes sorted requests, which must stay put while runs are taken.
+  void start(const std::vector<Request>& requests) {
     requests_ = &requests;
     at_ = 0;
     next_page_ = 0;

@@ -204,10 +204,10 @@ class PageReader {
   ~PageReader() { forget_parents_pool(); }
 
   int add(int fd, bool direct, bool drops_cache, std::uint64_t length, Checksums checksums, nb::object owner,
-          nb::object source) {
+          nb::object source, bool held) {
     auto extents = source.is_none() ? nullptr : std::make_shared<const Extents>(std::move(source));
     auto file = open(Source{fd, direct, drops_cache, length, nullptr}, std::move(checksums), std::move(owner),
-                     std::move(extents));
+                     std::move(extents), held);
     const auto handle =
         static_cast<int>(std::find(table_->files.begin(), table_->files.end(), nullptr) - table_->files.begin());
     replace(handle, std::move(file));
@@ -217,7 +217,8 @@ class PageReader {
   void extend(int handle, bool direct, bool drops_cache, std::uint64_t length, Checksums checksums) {
     const OpenFile& old = at(handle);
     replace(handle,
-            open(Source{old.fd, direct, drops_cache, length, nullptr}, std::move(checksums), old.owner, old.extents));
+            open(Source{old.fd, direct, drops_cache, length, nullptr}, std::move(checksums), old.owner, old.extents,
+                 old.held_as >= 0));
   }
 
   void remove(int handle) {
@@ -238,7 +239,9 @@ class PageReader {
     require(!latency || latency->size() == count, "latency: one float32 per offset");
     require(!tally || tally->size() == 1, "tally: one record");
 
+    make_pool_after_fork();
     const std::shared_ptr<const Table> table = table_;
+    const std::shared_ptr<BufferPool> held = held_;
     const Batch batch{table->sources,
                       file_of == nullptr ? nullptr : file_of->data(),
                       one_file == nullptr ? 0 : *one_file,
@@ -246,8 +249,9 @@ class PageReader {
                       count,
                       length,
                       out.data(),
-                      latency ? latency->data() : nullptr};
-    make_pool_after_fork();
+                      latency ? latency->data() : nullptr,
+                      nullptr,
+                      held.get()};
     ReadTally done;
     std::optional<Fault> fault;
     {
@@ -288,7 +292,9 @@ class PageReader {
       require(std::any_of(of_pages.begin(), of_pages.end(), known), "page_rows: the rows of every candidate");
     }
 
+    make_pool_after_fork();
     const std::shared_ptr<const Table> table = table_;
+    const std::shared_ptr<BufferPool> held = held_;
     const RankBatch batch{of.queries.data(),
                           count,
                           of.queries.shape(1),
@@ -315,7 +321,6 @@ class PageReader {
                           result.offsets.data(),
                           result.tally.data(),
                           result.rounds ? result.rounds->data() : nullptr};
-    make_pool_after_fork();
     ReadTally done;
     std::size_t requests = 0, calls = 0;
     bool interrupted = false;
@@ -324,6 +329,7 @@ class PageReader {
       nb::gil_scoped_release released;
       Rounds rounds(batch, [&](Batch reads) -> std::optional<Fault> {
         reads.sources = table->sources;
+        reads.pool = held.get();
         requests += reads.count;
         if (++calls % kCallsPerSignal == 0) {
           nb::gil_scoped_acquire acquired;
@@ -349,6 +355,9 @@ class PageReader {
     counts["reads"] = done_.reads;
     counts["pages"] = done_.pages;
     counts["bytes"] = done_.bytes;
+    const bool has_pool = held_ != nullptr && pool_->made_here();
+    counts["pool_pages"] = has_pool ? static_cast<std::int64_t>(held_->size()) : 0;
+    counts["pool_hits"] = hits_before_ + (has_pool ? held_->hits() : 0);
     return counts;
   }
 
@@ -356,7 +365,28 @@ class PageReader {
 
   std::size_t memory_bytes() const {
     // A pool from before a fork is the parent's memory, and its lock may be held by a thread that is not here.
-    return table_bytes() + (pool_->made_here() ? pool_->memory_bytes() : 0);
+    return table_bytes() + pool_bytes() + (pool_->made_here() ? pool_->memory_bytes() : 0);
+  }
+
+  std::size_t pool_bytes() const { return held_ != nullptr && pool_->made_here() ? held_->bytes() : 0; }
+
+  // Holds up to so many pages in DRAM of the files that were added for it. Fewer than half of those it was made for make
+  // it anew, so that its tables shrink as well.
+  void hold_pages(std::size_t pages) {
+    make_pool_after_fork();
+    const std::size_t capacity = held_ == nullptr ? 0 : held_->capacity();
+    pages_held_ = pages;
+    const bool fits = capacity > 0 && pages <= capacity && pages >= capacity / 2;
+    if (const std::shared_ptr<BufferPool> held = held_; held != nullptr) {
+      nb::gil_scoped_release released;
+      held->set_room(fits ? pages : 0);  // calls under way may keep it for a while
+    }
+    if (fits) return;
+    if (held_ != nullptr) {
+      hits_before_ += held_->hits();
+      held_.reset();
+    }
+    if (pages > 0) make_held(capacity == 0 ? pages : pages + pages / 4);
   }
 
   std::size_t planned_bytes() const { return table_bytes() + pool_->planned_bytes(); }
@@ -367,9 +397,11 @@ class PageReader {
       pool_->close();
     }
     table_ = std::make_shared<Table>();
+    if (pool_->made_here()) held_.reset();
   }
 
  private:
+  static constexpr std::int64_t kFilesHeld = std::int64_t{1} << 23;  // as many as keys of pages have numbers for
   // Of the many small batches of one ranking, every so manieth looks whether a signal wants the call to end.
   static constexpr std::size_t kCallsPerSignal = 16;
 
@@ -398,8 +430,9 @@ class PageReader {
     return (files.size() - removed) * sizeof(OpenFile) + files.size() * (sizeof(files[0]) + sizeof(Source*));
   }
 
-  static std::shared_ptr<const OpenFile> open(Source source, Checksums checksums, nb::object owner,
-                                              SharedExtents extents) {
+  std::shared_ptr<const OpenFile> open(Source source, Checksums checksums, nb::object owner, SharedExtents extents,
+                                       bool held) {
+    if (held && files_held_ < kFilesHeld) source.held_as = files_held_++;  // never that of another file
     if (checksums) {
       const std::size_t pages = (source.length + kPageBytes - 1) / kPageBytes;
       require(checksums->size() >= pages, "checksums: one uint32 per page");
@@ -420,6 +453,10 @@ class PageReader {
     const std::size_t count = std::max(next->files.size(), static_cast<std::size_t>(handle) + 1);
     next->sources.resize(count);
     next->files.resize(count);
+    if (held_ != nullptr && pool_->made_here()) {
+      if (const auto& old = next->files[handle]; old != nullptr) held_->drop_file(old->held_as);
+      if (file != nullptr && file->held_as >= 0) held_->add_file(file->held_as);
+    }
     next->sources[handle] = file.get();
     next->files[handle] = std::move(file);
     next->partial = std::any_of(next->files.begin(), next->files.end(),
@@ -435,22 +472,40 @@ class PageReader {
     }
   }
 
+  void make_held(std::size_t capacity) {
+    try {
+      held_ = std::make_shared<BufferPool>(capacity);
+    } catch (const std::system_error& error) {
+      raise_os_error(error);
+    }
+    held_->set_room(pages_held_);
+    for (const auto& file : table_->files)
+      if (file != nullptr && file->held_as >= 0) held_->add_file(file->held_as);
+  }
+
   void make_pool_after_fork() {
     if (pool_->made_here()) return;
+    const std::size_t capacity = held_ == nullptr ? 0 : held_->capacity();
     forget_parents_pool();
     make_pool();
+    if (capacity > 0) make_held(capacity);
   }
 
   // A child must not touch its parent's rings, nor locks that threads held which did not survive the fork. Leaking the
   // pool is the one safe thing to do with it; its page buffers and rings were not copied to the child anyway.
   void forget_parents_pool() {
-    if (pool_ && !pool_->made_here()) static_cast<void>(pool_.release());
+    if (!pool_ || pool_->made_here()) return;
+    static_cast<void>(pool_.release());
+    if (held_ != nullptr) static_cast<void>(new std::shared_ptr<BufferPool>(std::move(held_)));
   }
 
   const std::string wanted_;
   const unsigned depth_;
   std::shared_ptr<const Table> table_;
   std::unique_ptr<Pool> pool_;
+  std::shared_ptr<BufferPool> held_;  // null: no page is held
+  std::size_t pages_held_ = 0;        // at most
+  std::int64_t files_held_ = 0, hits_before_ = 0;
   std::uint64_t calls_ = 0, requests_ = 0;
   ReadTally done_;
 };
@@ -479,10 +534,11 @@ void register_reader(nb::module_& m) {
   nb::class_<PageReader>(m, "PageReader")
       .def(nb::init<std::string, unsigned>(), nb::kw_only(), "engine"_a, "depth"_a)
       .def("add", &PageReader::add, nb::kw_only(), "fd"_a, "direct"_a, "drops_cache"_a, "length"_a,
-           "checksums"_a.none(), "file"_a, "source"_a.none() = nb::none())
+           "checksums"_a.none(), "file"_a, "source"_a.none() = nb::none(), "held"_a = false)
       .def("extend", &PageReader::extend, nb::kw_only(), "handle"_a, "direct"_a, "drops_cache"_a, "length"_a,
            "checksums"_a.none())
       .def("remove", &PageReader::remove, "handle"_a)
+      .def("hold_pages", &PageReader::hold_pages, "pages"_a)
       .def("read", &PageReader::read, nb::kw_only(), "files"_a, "offsets"_a, "length"_a, "out"_a,
            "latency"_a.none() = nb::none(), "tally"_a.none() = nb::none())
       .def("rank", &PageReader::rank, nb::kw_only(), "request"_a, "result"_a, "workspace"_a, "hot_keys"_a,
@@ -491,5 +547,6 @@ void register_reader(nb::module_& m) {
       .def("close", &PageReader::close)
       .def_prop_ro("engine", &PageReader::engine)
       .def_prop_ro("memory_bytes", &PageReader::memory_bytes)
-      .def_prop_ro("planned_bytes", &PageReader::planned_bytes);
+      .def_prop_ro("planned_bytes", &PageReader::planned_bytes)
+      .def_prop_ro("pool_bytes", &PageReader::pool_bytes);
 }

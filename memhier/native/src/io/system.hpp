@@ -67,6 +67,9 @@ class Mapping {
 #endif
   }
 
+  // Memory that is present once it was touched.
+  static Mapping reserved(std::size_t bytes) { return Mapping(bytes, MAP_PRIVATE | MAP_ANONYMOUS | kNoReserve, -1, 0); }
+
 #if defined(__linux__)
   // Memory shared with the kernel.
   static Mapping of(int fd, std::size_t bytes, long long offset) {
@@ -94,6 +97,12 @@ class Mapping {
   }
 
  private:
+#if defined(MAP_NORESERVE)
+  static constexpr int kNoReserve = MAP_NORESERVE;
+#else
+  static constexpr int kNoReserve = 0;
+#endif
+
   Mapping(std::size_t bytes, int flags, int fd, long long offset) : bytes_(bytes) {
     void* start = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags, fd, static_cast<off_t>(offset));
     if (start == MAP_FAILED) fail(errno, "mmap");
