@@ -154,8 +154,7 @@ std::optional<Fault> read_all(const Source& source, const std::vector<std::int64
   Context context(kDepth, make_thread_engine(make_thread_pool(kDepth), kDepth), nullptr);
   const Source* sources[] = {&source};
   out.assign(offsets.size() * length, std::byte{0});
-  const Batch batch{sources, nullptr, 0, offsets.data(), offsets.size(), length, out.data(), nullptr, nullptr,
-                    pool};
+  const Batch batch{sources, nullptr, 0, offsets.data(), offsets.size(), length, out.data(), nullptr, nullptr, pool};
   for (std::size_t start = 0; start < offsets.size(); start += context.window())
     if (auto fault = context.read_window(batch, start, tally)) return fault;
   return std::nullopt;
@@ -233,7 +232,8 @@ void test_pool() {
   check(pool.page(frame)[5] == std::byte{200}, "a pinned page stays while its file goes and others come");
   pool.unpin(&pinned, 1, 1, &frame);
   pool.put(key(3, 1), page_of(1).data());
-  for (const std::uint64_t page : {1, 200}) check(held(pool, key(3, page)).empty(), "no page of a dropped file is found");
+  for (const std::uint64_t page : {1, 200})
+    check(held(pool, key(3, page)).empty(), "no page of a dropped file is found");
   pool.set_room(4);
   check(pool.size() == 4, "a pool shrinks");
   pool.set_room(0);

@@ -1,5 +1,5 @@
-// Pages of files held in DRAM: a read takes them from here in place of the device. S3-FIFO says which leave, so that one
-// pass over many pages does not push out those in use. memhier/io/buffer_pool.py is the same in Python.
+// Pages of files held in DRAM: a read takes them from here in place of the device. S3-FIFO says which leave, so that
+// one pass over many pages does not push out those in use. memhier/io/buffer_pool.py is the same in Python.
 #pragma once
 
 #include <sys/mman.h>

@@ -216,9 +216,8 @@ class PageReader {
 
   void extend(int handle, bool direct, bool drops_cache, std::uint64_t length, Checksums checksums) {
     const OpenFile& old = at(handle);
-    replace(handle,
-            open(Source{old.fd, direct, drops_cache, length, nullptr}, std::move(checksums), old.owner, old.extents,
-                 old.held_as >= 0));
+    replace(handle, open(Source{old.fd, direct, drops_cache, length, nullptr}, std::move(checksums), old.owner,
+                         old.extents, old.held_as >= 0));
   }
 
   void remove(int handle) {
@@ -370,8 +369,8 @@ class PageReader {
 
   std::size_t pool_bytes() const { return held_ != nullptr && pool_->made_here() ? held_->bytes() : 0; }
 
-  // Holds up to so many pages in DRAM of the files that were added for it. Fewer than half of those it was made for make
-  // it anew, so that its tables shrink as well.
+  // Holds up to so many pages in DRAM of the files that were added for it. Fewer than half of those it was made for
+  // make it anew, so that its tables shrink as well.
   void hold_pages(std::size_t pages) {
     make_pool_after_fork();
     const std::size_t capacity = held_ == nullptr ? 0 : held_->capacity();
