@@ -7,14 +7,15 @@ quarter of the loss goes to the lists, a quarter to the gap, the rest to the err
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from memhier.ann.multivector.book import Coded, QueryTables, TokenBook
+from memhier.ann.multivector.book import QueryTables, TokenBook
 from memhier.ann.multivector.items import Block
+from memhier.ann.multivector.part import ItemArrays
 from memhier.ann.multivector.scores import estimates, list_scores
 from memhier.fields import Check, integer, real, record, row, sequence
 
@@ -33,7 +34,7 @@ _COLUMNS = 512  # vectors of held-out queries that are compared with a block of 
 CALIBRATION: Check = record(
     {"biases": row(real(), real()), "efforts": sequence(row(real(0, 1), integer(1, 2**16), real(), real()))}
 )
-"""Describes the JSON of :meth:`Calibration.to_json`."""
+"""Describes a calibration as JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +77,6 @@ class Calibration:
             if reached >= recall:
                 return Effort(int(probes), gap, eps)
         return None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it as JSON can hold it."""
-        return asdict(self)
 
     @classmethod
     def of_json(cls, value: dict[str, Any]) -> "Calibration":
@@ -133,11 +130,11 @@ def true_neighbours(blocks: Iterator[Block], queries: Sequence[Floats], own: Int
 
 
 def learn(
-    book: TokenBook, coded: Coded, starts: Ints, queries: Sequence[Floats], own: Ints, truth: Sequence[Neighbours]
+    book: TokenBook, arrays: ItemArrays, queries: Sequence[Floats], own: Ints, truth: Sequence[Neighbours]
 ) -> Calibration:
     """Return the efforts for queries like these, whose true neighbours are known; see this module."""
     kept = [number for number, each in enumerate(truth) if len(each.items) and len(queries[number])]
-    looked = [_Needs.of(book, coded, starts, queries[number], int(own[number]), truth[number]) for number in kept]
+    looked = [_Needs.of(book, arrays, queries[number], int(own[number]), truth[number]) for number in kept]
     looked = [each for each in looked if each.unit > 0]
     if not looked:
         return Calibration()
@@ -176,14 +173,16 @@ class _Needs:
     unit: float
 
     @classmethod
-    def of(cls, book: TokenBook, coded: Coded, starts: Ints, query: Floats, own: int, truth: Neighbours) -> "_Needs":
-        tables = QueryTables(book, query)
-        every = np.flatnonzero(np.arange(len(starts) - 1) != own)
-        listed = list_scores(tables, coded, starts, every)
+    def of(
+        cls, book: TokenBook, arrays: ItemArrays, query: Floats, own: int, truth: Neighbours
+    ) -> "_Needs":
+        tables, coded = QueryTables(book, query), arrays.coded
+        every = np.flatnonzero(np.arange(len(arrays)) != own)
+        listed = list_scores(tables, coded, *arrays.bounds(every))
         best = every[np.argsort(-listed, kind="stable")[:_ESTIMATED]]
         some = np.union1d(best, truth.items)
-        estimated = estimates(book, tables, coded, starts, some)
-        kth = np.sort(estimated)[-min(NEIGHBOURS, len(some))]
+        estimated = estimates(book, tables, coded, *arrays.bounds(some))
+        finite = np.sort(estimated[np.isfinite(estimated)])
         ranks = []
         for table in tables.blocks():
             order = np.argsort(-table.products, axis=0, kind="stable")
@@ -191,10 +190,19 @@ class _Needs:
             np.put_along_axis(rank, order, np.arange(book.lists)[:, None], axis=0)
             ranks.append(rank.min(axis=1))
         nearest = np.minimum.reduce(ranks) + 1
-        probes = [int(nearest[coded.lists[starts[item] : starts[item + 1]]].min()) for item in truth.items.tolist()]
-        mine = np.searchsorted(every, truth.items)
-        at = np.searchsorted(some, truth.items)
+        bounds = zip(*(each.tolist() for each in arrays.bounds(truth.items)), strict=True)
+        probes = [int(nearest[coded.lists[low:high]].min()) for low, high in bounds]
         return cls(
-            truth.scores, listed[mine], np.where(np.isfinite(estimated[at]), estimated[at], truth.scores),
-            np.array(probes, np.int64), float(kth if np.isfinite(kth) else truth.scores[-1]), tables.length, tables.unit,
-        )  # fmt: skip
+            truth.scores,
+            _known(listed[np.searchsorted(every, truth.items)], truth.scores),
+            _known(estimated[np.searchsorted(some, truth.items)], truth.scores),
+            np.array(probes, np.int64),
+            float(finite[-min(NEIGHBOURS, len(finite))] if len(finite) else truth.scores[-1]),
+            tables.length,
+            tables.unit,
+        )
+
+
+def _known(scores: Floats, exact: Floats) -> Floats:
+    """Return scores, exact where they are infinite: such an item is always found."""
+    return np.where(np.isfinite(scores), scores, exact).astype(np.float32)

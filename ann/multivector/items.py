@@ -14,6 +14,7 @@ from memhier.arguments import as_ints
 __all__ = ["BLOCK_BYTES", "Block", "GivenItems", "ItemSource", "as_queries", "spans"]
 
 BLOCK_BYTES = 1 << 20  # of tokens that are looked at together, where an item alone has not more
+_VECTORS_MOST = 4096  # of a query, and of which the sum of products with the largest values is a float32
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -53,8 +54,8 @@ class ItemSource(Protocol):
     def dtype(self) -> np.dtype[Any]:
         """Their dtype as stored."""
 
-    def blocks(self) -> Iterator[Block]:
-        """Yield all items."""
+    def blocks(self, limit: int = BLOCK_BYTES) -> Iterator[Block]:
+        """Yield all items, at most `limit` bytes of tokens or one item at a time."""
 
 
 class GivenItems:
@@ -92,15 +93,23 @@ class GivenItems:
                     f"[items, tokens, d], or a matrix of all tokens with lengths="
                 )
             self._items = items
-            if not len(items) and like is None:
-                raise ValueError("items is empty: expected at least one item, whose dimension and dtype the index has")
+            if not len(items) and like is None and not isinstance(items, np.ndarray):
+                raise ValueError(
+                    "items is empty: an index takes dimension and dtype from its items; for one without any, give "
+                    "np.empty((0, d), dtype) with lengths=[]"
+                )
             first = None if not len(items) else as_array(items[0], "items")
             found = (0, np.dtype(np.float32)) if first is None or first.ndim != 2 else (first.shape[1], first.dtype)
+            if isinstance(items, np.ndarray):
+                found = items.shape[2], items.dtype
             self.lengths = np.array([_rows(item, number) for number, item in enumerate(items)], np.int64)
         self.dimension: int = found[0] if like is None else like[0]
         self.dtype: np.dtype[Any] = stored_dtype(found[1]) if like is None else like[1]
         if self.dimension < 1 or self.dtype not in STORED_DTYPES:
-            raise TypeError(f"items has dtype {found[1]} and {found[0]} dimensions: expected float32, float16 or int8")
+            raise TypeError(
+                f"items has dtype {found[1]} and {found[0]} dimensions: expected float32, float16, int8 or uint8, and "
+                f"at least one dimension"
+            )
         empty = np.flatnonzero(self.lengths == 0)
         if len(empty):
             raise ValueError(
@@ -110,8 +119,8 @@ class GivenItems:
     def __len__(self) -> int:
         return len(self.lengths)
 
-    def blocks(self) -> Iterator[Block]:
-        """Yield all items, about a mebibyte of tokens at a time.
+    def blocks(self, limit: int = BLOCK_BYTES) -> Iterator[Block]:
+        """Yield all items, at most `limit` bytes of tokens or one item at a time.
 
         Raises
         ------
@@ -119,7 +128,7 @@ class GivenItems:
             For values that are not finite or not held by the dtype, and for items of another dimension.
         """
         starts = np.concatenate([[0], np.cumsum(self.lengths)])
-        for first, stop in spans(starts, self.dimension * self.dtype.itemsize):
+        for first, stop in spans(starts, self.dimension * self.dtype.itemsize, limit):
             if self._matrix is not None:
                 raw = [np.asarray(self._matrix[int(starts[first]) : int(starts[stop])])]
             else:
@@ -139,6 +148,7 @@ class GivenItems:
         if self.dtype.kind == "f":
             if not np.isfinite(stored).all():
                 raise ValueError(f"item {number} holds NaN or infinity (in {self.dtype}): every value must be finite")
+            _refuse_large(stored, f"item {number}")
             refuse_rounded(raw, stored, 0, f"item {number}")
         elif not np.array_equal(stored, raw):
             raise ValueError(f"item {number} does not fit {self.dtype}, that of the index: expected such values")
@@ -163,6 +173,11 @@ def as_queries(queries: Any, dimension: int) -> tuple[list[Floats], bool]:
         For other shapes, types, or values that are not finite.
     """
     single = not isinstance(queries, list | tuple) and getattr(queries, "ndim", 3) == 2
+    if not single and not isinstance(queries, list | tuple) and getattr(queries, "ndim", 0) != 3:
+        raise TypeError(
+            f"queries is {type(queries).__name__}: expected a matrix [vectors, {dimension}] for one query, or a list of "
+            f"such matrices"
+        )
     found = []
     for number, query in enumerate([queries] if single else queries):
         array = as_array(query, "queries")
@@ -175,10 +190,20 @@ def as_queries(queries: Any, dimension: int) -> tuple[list[Floats], bool]:
             )
         with np.errstate(over="ignore"):  # reported below, as infinity
             matrix = np.ascontiguousarray(array, dtype=np.float32)
+        if not 1 <= len(matrix) <= _VECTORS_MOST:
+            raise ValueError(f"query {number} has {len(matrix)} vectors: expected 1 to {_VECTORS_MOST}")
         if not np.isfinite(matrix).all():
             raise ValueError(f"query {number} holds NaN or infinity: every value must be finite")
+        _refuse_large(matrix, f"query {number}")
         found.append(matrix)
     return found, single
+
+
+def _refuse_large(values: npt.NDArray[Any], name: str) -> None:
+    """Refuse values whose sums of products overflow float32."""
+    most = float(np.finfo(np.float32).max / (_VECTORS_MOST * values.shape[1])) ** 0.5
+    if len(values) and float(np.abs(values).max()) > most:
+        raise ValueError(f"{name} holds values beyond {most:.3g}: their products overflow float32; scale them down")
 
 
 def _matrix_of(items: Any) -> Any:

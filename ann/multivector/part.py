@@ -9,18 +9,19 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from memhier.ann.multivector.book import Coded
+from memhier.ann.multivector.book import UNKNOWN, Coded
+from memhier.ann.multivector.postings import Postings
 from memhier.ann.zoom.filters.attributes import Attributes, Schema
 from memhier.ann.zoom.filters.bitmaps import BitmapCache, Words, pack, popcount, unpack, word_count
 from memhier.ann.zoom.filters.blocks import StoredAny
 from memhier.errors import ClosedError, CorruptionError
-from memhier.fields import stored_array, stored_segment
+from memhier.fields import described, stored_array, stored_segment
 from memhier.io.ranges import CountedReads, Ranges, Reading, read_together
 from memhier.io.reader import Reader
 from memhier.shield import when_gone
 from memhier.store.store import Store, Transaction
 
-__all__ = ["ItemArrays", "ItemPart", "PartOpener", "positions", "postings_of"]
+__all__ = ["ItemArrays", "ItemPart", "PartOpener", "positions"]
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 
@@ -32,21 +33,25 @@ class ItemArrays:
     Attributes
     ----------
     starts
-        int64 ``[n + 1]``: item ``i`` has the tokens ``starts[i]`` to ``starts[i + 1]``.
+        uint32 or int64 ``[n + 1]``: item ``i`` has the tokens ``starts[i]`` to ``starts[i + 1]``.
     ids
         uint32 or int64 ``[n]``.
     coded
-        Lists, codes and numbers of all tokens.
-    list_starts, list_items
-        int64 ``[lists + 1]`` and uint32: the items with a token in list ``l``, ascending and each once, are
-        ``list_items[list_starts[l]:list_starts[l + 1]]``.
+        Lists, codes, scales and errors of all tokens.
+    postings
+        The items of each list.
     """
 
-    starts: Ints
+    starts: npt.NDArray[Any]
     ids: npt.NDArray[Any]
     coded: Coded
-    list_starts: Ints
-    list_items: npt.NDArray[np.uint32]
+    postings: Postings
+
+    @classmethod
+    def of(cls, lengths: Ints, ids: Ints, coded: Coded, lists: int) -> Self:
+        """Return the arrays of items with so many tokens each."""
+        starts = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]).astype(np.int64)
+        return cls(compact(starts), compact(ids), coded, Postings.of(coded.lists, starts, lists))
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -54,14 +59,18 @@ class ItemArrays:
     @property
     def memory_bytes(self) -> int:
         """DRAM held, in bytes."""
-        held = (self.starts, self.ids, *self.coded, self.list_starts, self.list_items)
-        return sum(int(array.nbytes) for array in held)
+        return sum(int(array.nbytes) for array in self.named().values())
+
+    def bounds(self, items: Ints) -> tuple[Ints, Ints]:
+        """Return where the tokens of items begin and end, int64 ``[m]`` each."""
+        return self.starts[items].astype(np.int64), self.starts[items + 1].astype(np.int64)
 
     def named(self) -> dict[str, npt.NDArray[Any]]:
         """Return the arrays by the suffix of their segments."""
+        coded, postings = self.coded, self.postings
         return {
-            "starts": self.starts, "ids": self.ids, "lists": self.coded.lists, "codes": self.coded.codes,
-            "numbers": self.coded.numbers, "list-starts": self.list_starts, "list-items": self.list_items,
+            "starts": self.starts, "ids": self.ids, "lists": coded.lists, "codes": coded.codes, "scales": coded.scales,
+            "errors": coded.errors, "list-starts": postings.starts, "list-items": postings.gaps,
         }  # fmt: skip
 
     def write(self, tx: Transaction, name: str) -> None:
@@ -74,30 +83,34 @@ class ItemArrays:
         """Return the arrays of the part that `entry` of the catalog describes."""
         name, count, tokens = entry["name"], int(entry["items"]), int(entry["tokens"])
         found = cls(
-            stored_array(store, f"{name}-starts", np.int64, (count + 1,)),
+            stored_array(store, f"{name}-starts", entry["starts"], (count + 1,)),
             stored_array(store, f"{name}-ids", entry["ids"], (count,)),
             Coded(
                 stored_array(store, f"{name}-lists", np.uint16, (tokens,)),
                 stored_array(store, f"{name}-codes", np.uint8, (tokens, code_bytes)),
-                stored_array(store, f"{name}-numbers", np.uint16, (2, tokens)),
+                stored_array(store, f"{name}-scales", np.uint8, (tokens,)),
+                stored_array(store, f"{name}-errors", np.uint8, (tokens,)),
             ),
-            stored_array(store, f"{name}-list-starts", np.int64, (lists + 1,)),
-            stored_array(store, f"{name}-list-items", np.uint32, (-1,)),
+            Postings(
+                stored_array(store, f"{name}-list-starts", np.int64, (lists + 1,)),
+                stored_array(store, f"{name}-list-items", entry["gaps"], (-1,)),
+            ),
         )
-        for starts, end, least in ((found.starts, tokens, 1), (found.list_starts, len(found.list_items), 0)):
-            if starts[0] != 0 or starts[-1] != end or (np.diff(starts) < least).any():
+        gaps = found.postings
+        for starts, end, least in ((found.starts, tokens, 1), (gaps.starts, len(gaps.gaps), 0)):
+            if starts[0] != 0 or starts[-1] != end or (np.diff(starts.astype(np.int64)) < least).any():
                 raise CorruptionError(f"{store.path}: the starts of part {name} do not describe {end} entries")
-        if (found.list_items >= count).any() or (found.coded.lists >= lists).any():
-            raise CorruptionError(f"{store.path}: part {name} names items or lists that there are not")
+        if (found.coded.lists >= lists).any():
+            raise CorruptionError(f"{store.path}: part {name} names lists that there are not")
+        with described(f"{store.path}: the items of the lists of part {name}"):
+            gaps.mark(np.arange(lists), np.zeros(count, np.bool_))
         return found
 
 
-def postings_of(lists: npt.NDArray[np.uint16], starts: Ints, count: int) -> tuple[Ints, npt.NDArray[np.uint32]]:
-    """Return the items of each of `count` lists; see :class:`ItemArrays`."""
-    items = np.repeat(np.arange(len(starts) - 1, dtype=np.int64), np.diff(starts))
-    keys = np.unique(lists.astype(np.int64) << 32 | items)
-    bounds = np.searchsorted(keys, np.arange(count + 1, dtype=np.int64) << 32)
-    return bounds.astype(np.int64), (keys & 0xFFFFFFFF).astype(np.uint32)
+def compact(numbers: Ints) -> npt.NDArray[Any]:
+    """Return numbers as uint32 where they fit."""
+    small = not len(numbers) or (numbers.min() >= 0 and numbers.max() < 2**32)
+    return numbers.astype(np.uint32) if small else numbers
 
 
 @dataclass(frozen=True)
@@ -142,15 +155,32 @@ class ItemPart:
         """Items that were not removed."""
         return len(self) if self.alive is None else popcount(self.alive)
 
+    @cached_property
+    def longest(self) -> int:
+        """Tokens of the longest item."""
+        return int(np.diff(self.arrays.starts).max())
+
+    @cached_property
+    def unknown(self) -> Ints:
+        """The items with a token whose code tells nothing, as none like it was there at build."""
+        tokens = np.flatnonzero(self.arrays.coded.errors == UNKNOWN)
+        return np.unique(np.searchsorted(self.arrays.starts, tokens, side="right") - 1).astype(np.int64)
+
     @property
     def token_bytes(self) -> int:
         """Bytes of a token on SSD."""
         return self.dimension * self.dtype.itemsize
 
+    @cached_property
+    def tokens_alive(self) -> int:
+        """Tokens of the items that were not removed."""
+        lows, highs = self.arrays.bounds(np.flatnonzero(self.is_alive()))
+        return int((highs - lows).sum())
+
     @property
     def memory_bytes(self) -> int:
         """DRAM held, in bytes."""
-        held = self.arrays.memory_bytes + (0 if self.alive is None else self.alive.nbytes)
+        held = self.arrays.memory_bytes + self.unknown.nbytes + (0 if self.alive is None else self.alive.nbytes)
         return held + (0 if self.attributes is None else self.attributes.memory_bytes)
 
     def is_alive(self) -> npt.NDArray[np.bool_]:
@@ -165,9 +195,8 @@ class ItemPart:
 
     def reading(self, items: Ints) -> Reading[npt.NDArray[Any]]:
         """Return the tokens of items, end to end, as a reading; see `memhier.io.ranges`."""
-        starts = self.arrays.starts
-        lengths = (starts[items + 1] - starts[items]) * self.token_bytes
-        (raw,) = yield [Ranges(self.file, starts[items] * self.token_bytes, lengths)]
+        lows, highs = self.arrays.bounds(items)
+        (raw,) = yield [Ranges(self.file, lows * self.token_bytes, (highs - lows) * self.token_bytes)]
         stored = np.ascontiguousarray(raw).view(self.dtype.newbyteorder("<"))
         return stored.reshape(-1, self.dimension).astype(self.dtype, copy=False)
 
@@ -177,8 +206,13 @@ class ItemPart:
 
     def entry(self) -> dict[str, Any]:
         """Return its entry in the catalog."""
-        ids, tokens = self.arrays.ids.dtype.str, len(self.arrays.coded.lists)
-        return {"name": self.name, "items": len(self), "tokens": tokens, "ids": ids, "alive": self.alive_name}
+        return self.entry_of(self.name, self.arrays) | {"alive": self.alive_name}
+
+    @staticmethod
+    def entry_of(name: str, arrays: ItemArrays) -> dict[str, Any]:
+        """Return the entry of a part from which nothing was removed."""
+        dtypes = {"ids": arrays.ids.dtype.str, "starts": arrays.starts.dtype.str, "gaps": arrays.postings.gaps.dtype.str}
+        return {"name": name, "items": len(arrays), "tokens": len(arrays.coded.lists), "alive": None} | dtypes
 
 
 class _Lease:

@@ -1,7 +1,7 @@
-"""Estimates and bounds of MaxSim from token codes, and MaxSim itself.
+"""MaxSim of items: from the lists of their tokens, from their codes, the most that it may be, and exactly.
 
 MaxSim of a query and an item is the sum, over the query's vectors, of the largest inner product with a token of the item
-(Khattab and Zaharia, SIGIR 2020).
+(ColBERT, Khattab and Zaharia, SIGIR 2020).
 """
 
 from collections.abc import Iterator
@@ -10,58 +10,72 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from memhier.ann.multivector.book import UNKNOWN, Coded, QueryTables, TokenBook
+from memhier.ann.multivector.book import COLUMNS, UNKNOWN, Coded, QueryTables, Table, TokenBook
 from memhier.ann.multivector.items import spans
 
-__all__ = ["estimates", "list_scores", "max_sim", "max_sims", "upper_bounds"]
+__all__ = ["SCORE_BYTES", "estimates", "list_scores", "max_sim", "max_sims", "upper_bounds"]
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int64]
 
-_TOKENS = 4096  # scored together in Python
-_ROUNDING = 2.0**-10  # of a radius in half precision, and of sums of products, relative
+SCORE_BYTES = 1 << 19  # of the tokens that are scored together, unless one item has more
+_ROUNDING = 2.0**-22  # of sums of products in single precision, relative, for each of them
+_MORE = 64  # products as many as these err in the turn of the axes
 
 
-def list_scores(tables: QueryTables, coded: Coded, starts: Ints, items: Ints) -> Floats:
+def list_scores(tables: QueryTables, coded: Coded, lows: Ints, highs: Ints) -> Floats:
     """Return MaxSim of items with every token moved to the centroid of its list, float32 ``[m]``.
 
-    Work is linear in the tokens of the items times the vectors of the query.
+    It is infinite where nothing is known of a token. Work is linear in the tokens of the items times the vectors of the query.
+
+    Parameters
+    ----------
+    tables
+        Of the query.
+    coded
+        Codes of the part's tokens.
+    lows, highs
+        int64 ``[m]``: the tokens of each item.
     """
-    out = np.zeros(len(items), np.float32)
-    for table in tables.blocks():
-        for some, rows, bounds in _blocks(starts, items):
-            _add_maxima(out[some], table.products[coded.lists[rows]], bounds)
-    return out
-
-
-def estimates(book: TokenBook, tables: QueryTables, coded: Coded, starts: Ints, items: Ints) -> Floats:
-    """Return MaxSim of items as their codes tell it, float32 ``[m]``; infinity where a code tells nothing."""
-    out = np.zeros(len(items), np.float32)
-    for table in tables.blocks():
-        for some, rows, bounds in _blocks(starts, items):
-            numbers = coded.numbers[:, rows]
-            products = book.book.decode(coded.codes[rows], numbers) @ table.heads.T
-            products += table.products[coded.lists[rows]]
-            products[numbers[1] >> 8 == UNKNOWN] = np.inf
+    out = np.zeros(len(lows), np.float32)
+    for some, rows, bounds in _blocks(lows, highs, 0):
+        lists, unknown = coded.lists[rows], np.flatnonzero(coded.errors[rows] == UNKNOWN)
+        for table in tables.blocks():
+            products = table.products[lists]
+            products[unknown] = np.inf
             _add_maxima(out[some], products, bounds)
     return out
 
 
-def upper_bounds(book: TokenBook, tables: QueryTables, coded: Coded, starts: Ints, items: Ints) -> Floats:
+def estimates(book: TokenBook, tables: QueryTables, coded: Coded, lows: Ints, highs: Ints) -> Floats:
+    """Return MaxSim of items as their codes tell it, float32 ``[m]``; infinity where a code tells nothing."""
+    out = np.zeros(len(lows), np.float32)
+    for some, rows, bounds in _blocks(lows, highs, book.dimension):
+        of = coded.take(rows)
+        residuals, unknown = book.residuals(of), np.flatnonzero(of.errors == UNKNOWN)
+        for table in tables.blocks():
+            products = _products(table, of, residuals)
+            products[unknown] = np.inf
+            _add_maxima(out[some], products, bounds)
+    return out
+
+
+def upper_bounds(book: TokenBook, tables: QueryTables, coded: Coded, lows: Ints, highs: Ints) -> Floats:
     """Return a number that MaxSim of each item certainly does not exceed, float32 ``[m]``.
 
-    By the inequality of Cauchy and Schwarz: a residual adds at most its length times that of the query's vector.
+    By the inequality of Cauchy and Schwarz: the error of a code adds at most its length times that of the query's vector.
     """
-    out = np.zeros(len(items), np.float32)
-    reach = float(np.sqrt(np.square(book.centroids.astype(np.float32)).sum(axis=1).max()))
-    for table in tables.blocks():
-        for some, rows, bounds in _blocks(starts, items):
-            radii, _, errors = book.book.numbers_of(coded.numbers[:, rows])
-            radii = np.where(np.isfinite(errors), radii * book.book.unit, np.inf).astype(np.float32)
-            radii += np.float32(_ROUNDING) * (radii + np.float32(reach + book.book.unit))
+    out = np.zeros(len(lows), np.float32)
+    rounding = np.float32(_ROUNDING * (book.dimension + len(tables.norms) + _MORE))
+    for some, rows, bounds in _blocks(lows, highs, book.dimension):
+        of = coded.take(rows)
+        residuals, errors = book.residuals(of), book.errors_of(of)
+        sizes = np.float32(book.reach) + errors + book.scales_of(of) * np.float32(book.value_reach)
+        errors += rounding * sizes
+        for table in tables.blocks():
             with np.errstate(invalid="ignore"):  # nothing times infinity
-                far = np.nan_to_num(radii[:, None] * table.norms, nan=np.inf, posinf=np.inf)
-            _add_maxima(out[some], table.products[coded.lists[rows]] + far, bounds)
+                far = np.nan_to_num(errors[:, None] * table.norms, nan=np.inf, posinf=np.inf)
+            _add_maxima(out[some], _products(table, of, residuals) + far, bounds)
     return out
 
 
@@ -77,13 +91,19 @@ def max_sims(query: Floats, tokens: npt.NDArray[Any], starts: Ints) -> Floats:
     return np.fromiter(found, np.float32, len(starts) - 1)
 
 
-def _blocks(starts: Ints, items: Ints) -> Iterator[tuple[slice, Ints, Ints]]:
+def _products(table: Table, coded: Coded, residuals: Floats) -> Floats:
+    products: Floats = residuals @ table.heads.T
+    products += table.products[coded.lists]
+    return products
+
+
+def _blocks(lows: Ints, highs: Ints, dimension: int) -> Iterator[tuple[slice, Ints, Ints]]:
     """Yield some of the items as a slice, the rows of their tokens, and where in these each item begins."""
-    lengths = starts[items + 1] - starts[items]
+    lengths = highs - lows
     ends = np.concatenate([[0], np.cumsum(lengths)])
-    for first, stop in spans(ends, 1, _TOKENS):
+    for first, stop in spans(ends, 8 * dimension + 12 * COLUMNS + 24, SCORE_BYTES):
         within = np.arange(ends[first], ends[stop])
-        rows = within + np.repeat(starts[items[first:stop]] - ends[first:stop], lengths[first:stop])
+        rows = within + np.repeat(lows[first:stop] - ends[first:stop], lengths[first:stop])
         yield slice(first, stop), rows, ends[first:stop] - ends[first]
 
 

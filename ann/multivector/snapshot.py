@@ -1,6 +1,6 @@
 """The state of an index at one moment: parts on SSD, items that wait in DRAM, and the effort for each recall."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Self, TypeAlias
@@ -14,10 +14,10 @@ from memhier.ann.multivector.part import ItemPart
 from memhier.ann.zoom.filters.attributes import Schema
 from memhier.ann.zoom.storage.fresh import value_bytes
 
-__all__ = ["ItemSnapshot", "WaitingItems"]
+__all__ = ["VALUE_BYTES", "ItemSnapshot", "WaitingItems"]
 
 Ints: TypeAlias = npt.NDArray[np.int64]
-_VALUE_BYTES = 64  # of an attribute, as a Python object
+VALUE_BYTES = 64  # of an attribute, as a Python object
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class WaitingItems:
     @cached_property
     def memory_bytes(self) -> int:
         """DRAM held, in bytes."""
-        values = _VALUE_BYTES * len(self) * len(self.attributes) + int(
+        values = VALUE_BYTES * len(self) * len(self.attributes) + int(
             value_bytes(dict(self.attributes), len(self)).sum()
         )
         return int(self.tokens.nbytes + self.starts.nbytes + self.ids.nbytes) + values
@@ -83,6 +83,8 @@ class WaitingItems:
 class ItemSnapshot:
     """The state of an index at one moment. A search keeps the snapshot that it started with.
 
+    Items on SSD are numbered through all parts.
+
     Attributes
     ----------
     book
@@ -107,6 +109,28 @@ class ItemSnapshot:
     def count(self) -> int:
         """Items that a search can find."""
         return sum(part.count for part in self.parts) + len(self.waiting)
+
+    @cached_property
+    def bases(self) -> Ints:
+        """The number of the first item of each part, int64 ``[parts + 1]``."""
+        return np.concatenate([[0], np.cumsum([len(part) for part in self.parts], dtype=np.int64)]).astype(np.int64)
+
+    @cached_property
+    def longest(self) -> int:
+        """Tokens of the longest item."""
+        lengths = [part.longest for part in self.parts] + np.diff(self.waiting.starts).tolist()
+        return max(lengths, default=0)
+
+    def by_part(self, numbers: Ints) -> Iterator[tuple[ItemPart, Ints, Ints]]:
+        """Yield, of each part with some of the items `numbers`, the part, which of `numbers` these are, and their rows.
+
+        `numbers` may come in any order.
+        """
+        of = np.searchsorted(self.bases, numbers, side="right") - 1
+        for number, part in enumerate(self.parts):
+            here = np.flatnonzero(of == number)
+            if len(here):
+                yield part, here, numbers[here] - self.bases[number]
 
     @property
     def memory_bytes(self) -> int:
