@@ -1,8 +1,8 @@
 """Token codes: the list of a token, and a few bits of its residual; and the products of queries with both.
 
-A code stands for ``scale * values``: the values of `CodeBook` on its axes, at the scale that comes nearest to the residual.
-Beside it stands the length of the error that is left, so that a product with any vector is bounded by Cauchy and Schwarz.
-Scale and error are a byte each, on a logarithmic scale.
+A code stands for ``scale * values``: the values of `CodeBook` on its axes, at the scale that comes nearest to the
+residual. Beside it stands the length of the error that is left, so that a product with any vector is bounded by Cauchy
+and Schwarz. Scale and error are a byte each, on a logarithmic scale.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memhier.ann.zoom.preview.clusters import Assigner, train_centroids
-from memhier.ann.zoom.preview.codes import CodeBook, train_codes
+from memhier.ann.zoom.preview.codes import CodeBook, chunks, train_codes
 from memhier.ann.zoom.storage.catalog import book_arrays, load_book
 from memhier.fields import described, stored_array
 from memhier.store.store import Store, Transaction
@@ -119,17 +119,27 @@ class TokenBook:
         half = np.repeat((2.0 ** np.array((8, 4, 2, 1)) - 1) / 2, self.book.dimensions)
         return float(np.sqrt(np.square(half * self.book.alpha).sum()))
 
+    @cached_property
+    def chunks(self) -> npt.NDArray[np.int64]:
+        """The chunks of a code, int64 ``[c, 4]``: first byte, first axis, width and axes."""
+        return np.array(chunks(self.book.dimensions), np.int64).reshape(-1, 4)
+
+    @cached_property
+    def levels(self) -> Floats:
+        """The scales by their bytes, float32 ``[256]``."""
+        return _LEVELS * np.float32(self.book.unit)
+
     def turned(self, tokens: npt.NDArray[Any]) -> Floats:
         """Return tokens ``[t, d]`` scaled, in the axes of the codes."""
         return self.book.turn(_scaled(tokens, self.scale))
 
     def scales_of(self, coded: Coded) -> Floats:
         """Return the scales of codes, float32 ``[t]``."""
-        return _LEVELS[coded.scales] * np.float32(self.book.unit)
+        return self.levels[coded.scales]
 
     def errors_of(self, coded: Coded) -> Floats:
         """Return the most that is left of each residual, float32 ``[t]``; infinity where nothing is known."""
-        return _LEVELS[coded.errors] * np.float32(self.book.unit)
+        return self.levels[coded.errors]
 
     def residuals(self, coded: Coded) -> Floats:
         """Return the residuals that codes stand for, on the coded axes, float32 ``[t, coded]``."""
@@ -205,7 +215,7 @@ def _levels_above(values: npt.NDArray[np.float64]) -> Bytes:
 class Table(NamedTuple):
     """The products of some vectors of a query with all centroids, and these vectors.
 
-    `products` float32 ``[lists, v]``, `heads` float32 ``[v, coded axes]``, `norms` float32 ``[v]``, all in the unit of
+    `products` float32 ``[lists, v]``, `heads` float32 ``[coded axes, v]``, `norms` float32 ``[v]``, all in the unit of
     scores.
     """
 
@@ -257,5 +267,5 @@ class QueryTables:
         products = np.empty((book.lists, len(some)), np.float32)
         for low in range(0, book.lists, _ROWS):  # centroids are widened to float32 a few at a time
             products[low : low + _ROWS] = book.centroids[low : low + _ROWS].astype(np.float32) @ some.T
-        heads = np.ascontiguousarray(some[:, : len(book.book.alpha)])
+        heads = np.ascontiguousarray(some[:, : len(book.book.alpha)].T)
         return Table(products, heads, self.norms[start : start + COLUMNS])

@@ -1,9 +1,9 @@
 """The effort of a search for a declared recall, learnt from held-out queries.
 
-Parts of stored items play queries; the item itself is left out. For each of their true neighbours three needs are known:
-the lists to probe until it is a candidate, the gap below the k-th best estimate at which its list score stands, and the
-standard errors by which its estimate falls short of the k-th best score. An effort takes of each need a quantile: a
-quarter of the loss goes to the lists, a quarter to the gap, the rest to the errors.
+Parts of stored items play queries; the item itself is left out. For each of their true neighbours three needs are
+known: the lists to probe until it is a candidate, the gap below the k-th best estimate at which its list score stands,
+and the standard errors by which its estimate falls short of the k-th best score. An effort takes of each need a
+quantile: a quarter of the loss goes to the lists, a quarter to the gap, the rest to the errors.
 """
 
 from collections.abc import Iterator, Sequence
@@ -173,9 +173,7 @@ class _Needs:
     unit: float
 
     @classmethod
-    def of(
-        cls, book: TokenBook, arrays: ItemArrays, query: Floats, own: int, truth: Neighbours
-    ) -> "_Needs":
+    def of(cls, book: TokenBook, arrays: ItemArrays, query: Floats, own: int, truth: Neighbours) -> "_Needs":
         tables, coded = QueryTables(book, query), arrays.coded
         every = np.flatnonzero(np.arange(len(arrays)) != own)
         listed = list_scores(tables, coded, *arrays.bounds(every))

@@ -116,4 +116,3 @@ class ItemFootprint:
         token_bytes = state.book.dimension * state.waiting.tokens.dtype.itemsize
         each = workspace_bytes(state.book.lists, items, read_bytes(self._dram), token_bytes, longest)
         return each + bitmap_bytes(items) * (1 + bool(state.schema))
-

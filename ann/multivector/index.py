@@ -42,10 +42,11 @@ _WORK_BYTES = 1 << 18  # of a running filter
 class MultiVectorIndex(Closing):
     """An index of items with many vectors each, such as the tokens of a passage or the patches of an image.
 
-    The score of an item is MaxSim (ColBERT, arXiv 2004.12832): the sum, over the vectors of the query, of the largest inner
-    product with a vector of the item. DRAM holds a code of a few bytes for each vector, SSD the vectors. A search finds
-    candidates by lists of like vectors, estimates their scores from codes, reads the items that may be among the best, and
-    ranks those exactly. :meth:`build` makes an index, :meth:`open` opens it. Searches may run from several threads at once.
+    The score of an item is MaxSim (ColBERT, arXiv 2004.12832): the sum, over the vectors of the query, of the largest
+    inner product with a vector of the item. DRAM holds a code of a few bytes for each vector, SSD the vectors. A search
+    finds candidates by lists of like vectors, estimates their scores from codes, reads the items that may be among the
+    best, and ranks those exactly. :meth:`build` makes an index, :meth:`open` opens it. Searches may run from several
+    threads at once.
 
     Examples
     --------
@@ -98,25 +99,25 @@ class MultiVectorIndex(Closing):
         path
             A directory that does not exist yet, in a folder that does.
         items
-            A list of matrices ``[vectors, d]``, one for each item, or an array ``[items, vectors, d]``. With `lengths`, a
-            matrix of the vectors of all items, end to end; a memmap is read in blocks, three times. The dtype is float32,
-            float16, int8 or uint8; other floats, and other integers that float32 holds exactly, are stored as float32.
-            Every item has at least one vector. ``np.empty((0, d), dtype)`` with ``lengths=[]`` makes an index to be filled
-            by :meth:`add`; give `grow_to` then. The build takes DRAM for the codes, a sample for training of at most 256
-            MiB, twice, and some 50 bytes a vector.
+            A list of matrices ``[vectors, d]``, one for each item, or an array ``[items, vectors, d]``. With `lengths`,
+            a matrix of the vectors of all items, end to end; a memmap is read in blocks, three times. The dtype is
+            float32, float16, int8 or uint8; other floats, and other integers that float32 holds exactly, are stored as
+            float32. Every item has at least one vector. ``np.empty((0, d), dtype)`` with ``lengths=[]`` makes an index
+            to be filled by :meth:`add`; give `grow_to` then. The build takes DRAM for the codes, a sample for training
+            of at most 256 MiB, twice, and some 50 bytes a vector.
         ids
             Integers ``[n]`` other than -1, each once; 0 to n - 1 when not given.
         lengths
             Integers ``[n]``: the number of vectors of each item, where `items` is one matrix.
         attributes
-            Values that searches may filter by, as in :meth:`ZoomIndex.build <memhier.ann.ZoomIndex.build>`, one for each
-            item.
+            Values that searches may filter by, as in :meth:`ZoomIndex.build <memhier.ann.ZoomIndex.build>`, one for
+            each item.
         dram
             The DRAM that the open index may hold, as bytes or text such as ``"64MiB"``. It covers codes, lists, ids,
-            checksums, the buffers of all searches that run at a time, filters, marks of removed items, items that wait to
-            be written, and the coding of these. It does not cover arguments and results of calls, Python's own objects,
-            and the joins and rebuilds of :meth:`commit`, which take the DRAM of a build of the items concerned. The build
-            chooses the longest codes that fit: longer codes let a search read less.
+            checksums, the buffers of all searches that run at a time, filters, marks of removed items, items that wait
+            to be written, and the coding of these. It does not cover arguments and results of calls, Python's own
+            objects, and the joins and rebuilds of :meth:`commit`, which take the DRAM of a build of the items
+            concerned. The build chooses the longest codes that fit: longer codes let a search read less.
         grow_to
             The number of items that the index is to hold in that DRAM later, if larger than now.
         seed
@@ -210,8 +211,9 @@ class MultiVectorIndex(Closing):
             Number of items. Where the index or a filter leaves fewer, ids of -1 with scores of minus infinity follow.
         recall
             The mean share of the best items to find, above 0 and at most 1; 0.99 by default. The build calibrates the
-            effort on parts of items that it holds out. Above 0.995, and where nothing is calibrated, a search reads every
-            item whose score may be large enough by a bound that holds for certain, and so finds the best items exactly.
+            effort on parts of items that it holds out. Above 0.995, and where nothing is calibrated, a search reads
+            every item whose score may be large enough by a bound that holds for certain, and so finds the best items
+            exactly.
         where
             A filter on attributes, such as ``"year >= 2020"``: only items that fulfil it are searched.
         allow, deny
@@ -226,8 +228,8 @@ class MultiVectorIndex(Closing):
 
         Notes
         -----
-        A query costs one product of its vectors with all centroids, work linear in the vectors of the candidates, and the
-        reads of the items that it ranks.
+        A query costs one product of its vectors with all centroids, work linear in the vectors of the candidates, and
+        the reads of the items that it ranks.
         """
         self._check_open()
         wanted, single = as_queries(queries, self.dimension)
@@ -267,8 +269,8 @@ class MultiVectorIndex(Closing):
     def refresh(self) -> bool:
         """Take over the newest commit of another process; return whether there was one.
 
-        For an index that is open for reading. Searches go on meanwhile, each in the state that it began with. The arrays of
-        the new commit take their DRAM beside those of the one before until the last search of that has ended.
+        For an index that is open for reading. Searches go on meanwhile, each in the state that it began with. The
+        arrays of the new commit take their DRAM beside those of the one before until the last search of that has ended.
 
         Raises
         ------
@@ -366,7 +368,8 @@ class MultiVectorIndex(Closing):
         ids
             Ids of items in the index, each once.
         items, lengths
-            As in :meth:`add`, one for each id. Without them the vectors stay; they are written anew beside their attributes.
+            As in :meth:`add`, one for each id. Without them the vectors stay; they are written anew beside their
+            attributes.
         attributes
             As in :meth:`build`. Attributes that are not given stay.
 
@@ -389,13 +392,13 @@ class MultiVectorIndex(Closing):
         Parameters
         ----------
         compact
-            Whether to :meth:`compact` as well. With None it does so once additions and removals since lists and codes were
-            made are more than the items of that time.
+            Whether to :meth:`compact` as well. With None it does so once additions and removals since lists and codes
+            were made are more than the items of that time.
 
         Notes
         -----
-        A commit writes the items added since the last one. It joins the last parts that are small beside those after them,
-        so an item is written again some log(n) times. The join holds both copies of their codes for a while.
+        A commit writes the items added since the last one. It joins the last parts that are small beside those after
+        them, so an item is written again some log(n) times. The join holds both copies of their codes for a while.
         """
         writer = self._check_writable()
         with writer.lock:

@@ -175,9 +175,8 @@ def as_queries(queries: Any, dimension: int) -> tuple[list[Floats], bool]:
     single = not isinstance(queries, list | tuple) and getattr(queries, "ndim", 3) == 2
     if not single and not isinstance(queries, list | tuple) and getattr(queries, "ndim", 0) != 3:
         raise TypeError(
-            f"queries is {type(queries).__name__}: expected a matrix [vectors, {dimension}] for one query, or a list of "
-            f"such matrices"
-        )
+            f"queries is {type(queries).__name__}: expected a matrix [vectors, {dimension}] for one query, or a list "
+            f"of such matrices"
     found = []
     for number, query in enumerate([queries] if single else queries):
         array = as_array(query, "queries")

@@ -211,7 +211,11 @@ class ItemPart:
     @staticmethod
     def entry_of(name: str, arrays: ItemArrays) -> dict[str, Any]:
         """Return the entry of a part from which nothing was removed."""
-        dtypes = {"ids": arrays.ids.dtype.str, "starts": arrays.starts.dtype.str, "gaps": arrays.postings.gaps.dtype.str}
+        dtypes = {
+            "ids": arrays.ids.dtype.str,
+            "starts": arrays.starts.dtype.str,
+            "gaps": arrays.postings.gaps.dtype.str,
+        }
         return {"name": name, "items": len(arrays), "tokens": len(arrays.coded.lists), "alive": None} | dtypes
 
 

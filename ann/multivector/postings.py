@@ -22,8 +22,8 @@ class Postings:
     starts
         int64 ``[lists + 1]``: the gaps of list ``l`` are ``gaps[starts[l]:starts[l + 1]]``.
     gaps
-        uint8 or uint16: how many items lie between an item of the list and the one before, or the first item of all; the
-        largest value adds itself to the gap that follows.
+        uint8 or uint16: how many items lie between an item of the list and the one before, or the first item of all;
+        the largest value adds itself to the gap that follows.
     """
 
     starts: Ints
@@ -84,6 +84,4 @@ _TOPS: dict[np.dtype[Any], int] = {np.dtype(np.uint8): 2**8 - 1, np.dtype(np.uin
 
 def postings_bytes(tokens: int, items: int, lists: int) -> int:
     """Return the most bytes of the postings of so many tokens."""
-    return 8 * (lists + 1) + min(
-        dtype.itemsize * (tokens + lists * items // top + 1) for dtype, top in _TOPS.items()
-    )
+    return 8 * (lists + 1) + min(dtype.itemsize * (tokens + lists * items // top + 1) for dtype, top in _TOPS.items())

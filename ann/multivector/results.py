@@ -19,13 +19,15 @@ class ItemResult:
     Attributes
     ----------
     ids
-        int64 ``[q, k]``; ``[k]`` for a single query. -1 stands where the index, or the filter, leaves fewer than `k` items.
+        int64 ``[q, k]``; ``[k]`` for a single query. -1 stands where the index, or the filter, leaves fewer than `k`
+        items.
     scores
         float32, of the same shape: MaxSim, minus infinity beside -1. Ties stand in the order of their ids.
     stats
         Plain numbers of this call, sums over its queries. ``queries``: their number. ``probed``: lists looked at.
         ``candidates``: items with a token there, scored by their lists; ``estimated``: those scored by their codes;
-        ``ranked``: those scored exactly. ``reads``, ``pages`` and ``bytes``: the I/Os for them; ``rounds``: submissions.
+        ``ranked``: those scored exactly. ``reads``, ``pages`` and ``bytes``: the I/Os for them; ``rounds``:
+        submissions.
         ``calibrated``: whether the effort is known to reach the recall asked for (never with a filter). ``recall``: the
         recall asked for; 1.0 where the search was exact.
 

@@ -1,15 +1,17 @@
 """MaxSim of items: from the lists of their tokens, from their codes, the most that it may be, and exactly.
 
-MaxSim of a query and an item is the sum, over the query's vectors, of the largest inner product with a token of the item
-(ColBERT, Khattab and Zaharia, SIGIR 2020).
+MaxSim of a query and an item is the sum, over the query's vectors, of the largest inner product with a token of the
+item (ColBERT, Khattab and Zaharia, SIGIR 2020).
 """
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from memhier import backend
 from memhier.ann.multivector.book import COLUMNS, UNKNOWN, Coded, QueryTables, Table, TokenBook
 from memhier.ann.multivector.items import spans
 
@@ -26,7 +28,8 @@ _MORE = 64  # products as many as these err in the turn of the axes
 def list_scores(tables: QueryTables, coded: Coded, lows: Ints, highs: Ints) -> Floats:
     """Return MaxSim of items with every token moved to the centroid of its list, float32 ``[m]``.
 
-    It is infinite where nothing is known of a token. Work is linear in the tokens of the items times the vectors of the query.
+    It is infinite where nothing is known of a token. Work is linear in the tokens of the items times the vectors of the
+    query.
 
     Parameters
     ----------
@@ -38,6 +41,12 @@ def list_scores(tables: QueryTables, coded: Coded, lows: Ints, highs: Ints) -> F
         int64 ``[m]``: the tokens of each item.
     """
     out = np.zeros(len(lows), np.float32)
+    if backend.core is not None:
+        for table in tables.blocks():
+            backend.core.list_max_sims(
+                products=table.products, lists=coded.lists, errors=coded.errors, lows=lows, highs=highs, out=out
+            )
+        return out
     for some, rows, bounds in _blocks(lows, highs, 0):
         lists, unknown = coded.lists[rows], np.flatnonzero(coded.errors[rows] == UNKNOWN)
         for table in tables.blocks():
@@ -50,6 +59,14 @@ def list_scores(tables: QueryTables, coded: Coded, lows: Ints, highs: Ints) -> F
 def estimates(book: TokenBook, tables: QueryTables, coded: Coded, lows: Ints, highs: Ints) -> Floats:
     """Return MaxSim of items as their codes tell it, float32 ``[m]``; infinity where a code tells nothing."""
     out = np.zeros(len(lows), np.float32)
+    if backend.core is not None:
+        for table in tables.blocks():
+            backend.core.code_max_sims(
+                products=table.products, lists=coded.lists, errors=coded.errors, lows=lows, highs=highs,
+                codes=coded.codes, scales=coded.scales, chunks=book.chunks, alpha=book.book.alpha, levels=book.levels,
+                heads=table.heads, out=out,
+            )  # fmt: skip
+        return out
     for some, rows, bounds in _blocks(lows, highs, book.dimension):
         of = coded.take(rows)
         residuals, unknown = book.residuals(of), np.flatnonzero(of.errors == UNKNOWN)
@@ -63,7 +80,8 @@ def estimates(book: TokenBook, tables: QueryTables, coded: Coded, lows: Ints, hi
 def upper_bounds(book: TokenBook, tables: QueryTables, coded: Coded, lows: Ints, highs: Ints) -> Floats:
     """Return a number that MaxSim of each item certainly does not exceed, float32 ``[m]``.
 
-    By the inequality of Cauchy and Schwarz: the error of a code adds at most its length times that of the query's vector.
+    By the inequality of Cauchy and Schwarz: the error of a code adds at most its length times that of the query's
+    vector.
     """
     out = np.zeros(len(lows), np.float32)
     rounding = np.float32(_ROUNDING * (book.dimension + len(tables.norms) + _MORE))
@@ -87,12 +105,12 @@ def max_sim(query: Floats, tokens: npt.NDArray[Any]) -> np.float32:
 
 def max_sims(query: Floats, tokens: npt.NDArray[Any], starts: Ints) -> Floats:
     """Return MaxSim of a query and several items, float32 ``[n]``; equal items have equal scores."""
-    found = (max_sim(query, tokens[low:high]) for low, high in zip(starts[:-1], starts[1:], strict=True))
+    found = (max_sim(query, tokens[low:high]) for low, high in pairwise(starts.tolist()))
     return np.fromiter(found, np.float32, len(starts) - 1)
 
 
 def _products(table: Table, coded: Coded, residuals: Floats) -> Floats:
-    products: Floats = residuals @ table.heads.T
+    products: Floats = residuals @ table.heads
     products += table.products[coded.lists]
     return products
 

@@ -19,7 +19,7 @@ from memhier.io.ranges import CountedReads, read_together
 from memhier.io.reader import Reader
 from memhier.rows.rank_request import round_limit
 
-__all__ = ["Allowed", "ItemSearch", "TALLY"]
+__all__ = ["TALLY", "Allowed", "ItemSearch"]
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int64]

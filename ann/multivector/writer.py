@@ -1,7 +1,7 @@
 """Changes of an index of items: they wait in DRAM, are written as parts, joined, and made durable by a commit.
 
-A part that is written before its commit is *pending* in the catalog: it can be read, but only a commit makes it one of the
-index's parts. The next writer drops the parts that are pending when a process dies.
+A part that is written before its commit is *pending* in the catalog: it can be read, but only a commit makes it one of
+the index's parts. The next writer drops the parts that are pending when a process dies.
 """
 
 import threading
@@ -83,9 +83,7 @@ class ItemWriter:
                 self._refuse_known(state, names)
             return self._add(state, items, names, attributes, {}), names
 
-    def update(
-        self, state: ItemSnapshot, ids: Ints, items: GivenItems | None, attributes: Any
-    ) -> ItemSnapshot:
+    def update(self, state: ItemSnapshot, ids: Ints, items: GivenItems | None, attributes: Any) -> ItemSnapshot:
         """Return the snapshot with other items or attributes for these ids; those that are not given stay."""
         with self._all_or_nothing():
             if items is not None:
@@ -93,7 +91,9 @@ class ItemWriter:
             kept = values_kept(state, ids, attributes)
             given = items
             if given is None:
-                given = GivenItems(tokens_of(state, ids, self._reader), like=(self.about.dimension, self.about.token_dtype))
+                given = GivenItems(
+                    tokens_of(state, ids, self._reader), like=(self.about.dimension, self.about.token_dtype)
+                )
             return self._add(self._remove(state, ids), given, ids, attributes, kept)
 
     def remove(self, state: ItemSnapshot, ids: Ints) -> ItemSnapshot:
@@ -220,9 +220,7 @@ class ItemWriter:
         self._lost = False
         return replace(state, parts=tuple(written))
 
-    def _write_joined(
-        self, tx: Transaction, name: str, parts: Sequence[ItemPart], state: ItemSnapshot
-    ) -> ItemArrays:
+    def _write_joined(self, tx: Transaction, name: str, parts: Sequence[ItemPart], state: ItemSnapshot) -> ItemArrays:
         """Write the items of parts as one part, with the codes that they have."""
         source = StoredItems(parts, self._reader)
         tokens = tx.segment(f"{name}-tokens")
@@ -288,9 +286,9 @@ class ItemWriter:
         alive = {entry["alive"] for entry in entries}
         for name in self._store.segments():
             part, _, rest = name.partition("-")
-            if part.startswith("p") and part[1:].isdigit():
-                if part not in names or (rest.startswith("alive") and name not in alive):
-                    tx.drop(name)
+            stale = part not in names or (rest.startswith("alive") and name not in alive)
+            if part.startswith("p") and part[1:].isdigit() and stale:
+                tx.drop(name)
         about.write(tx)
 
     def _outgrown(self, state: ItemSnapshot) -> bool:
@@ -311,7 +309,9 @@ class ItemWriter:
     @staticmethod
     def _check_count(ids: Ints, count: int) -> None:
         if len(ids) != count:
-            raise ValueError(f"ids has {counted(len(ids), 'entry')} for {counted(count, 'item')}: expected one for each")
+            raise ValueError(
+                f"ids has {counted(len(ids), 'entry')} for {counted(count, 'item')}: expected one for each"
+            )
 
     @staticmethod
     def _refuse_known(state: ItemSnapshot, ids: Ints) -> None:

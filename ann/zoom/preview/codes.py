@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from memhier import backend
 
-__all__ = ["WIDTHS", "CodeBook", "train_codes"]
+__all__ = ["WIDTHS", "CodeBook", "chunks", "train_codes"]
 
 WIDTHS = (8, 4, 2, 1)
 _BLOCK = 8  # dimensions that get the same bits, so that they take whole bytes. From 128 dimensions on twice as many:

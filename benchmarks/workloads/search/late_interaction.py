@@ -1,9 +1,10 @@
 """Late interaction: items of many vectors, ranked by MaxSim, with a tenth of their bytes in DRAM.
 
-``python -m memhier.benchmarks.workloads.search.late_interaction`` makes items of real data (`token_sets`) and searches them for the
-ten best. Beside MultiVectorIndex stand the comparison with all tokens, read from SSD, and PLAID (Santhanam et al., CIKM 2022)
-written small: centroids and residuals of 2 bits a dimension in DRAM, candidates from the nearest centroids of each query's
-vector, pruned by centroid interaction, and ranked by the decompressed residuals alone. Queries come one at a time.
+``python -m memhier.benchmarks.workloads.search.late_interaction`` makes items of real data (`token_sets`) and searches
+them for the ten best. Beside MultiVectorIndex stand the comparison with all tokens, read from SSD, and PLAID (Santhanam
+et al., CIKM 2022) written small: centroids and residuals of 2 bits a dimension in DRAM, candidates from the nearest
+centroids of each query's vector, pruned by centroid interaction, and ranked by the decompressed residuals alone.
+Queries come one at a time.
 """
 
 import time
@@ -50,7 +51,8 @@ class PlaidLike:
     centroids
         float32 ``[lists, d]``.
     probes, pruned
-        Centroids for each vector of a query, and candidates that centroid interaction leaves; a quarter is decompressed.
+        Centroids for each vector of a query, and candidates that centroid interaction leaves; a quarter is
+        decompressed.
     """
 
     def __init__(self, case: TokenSet, centroids: Floats, probes: int, pruned: int) -> None:

@@ -1,8 +1,10 @@
 """Sets of items of many vectors, made of real data: words of sentences in their context, and patches of pictures.
 
-- ``words``: sentences of the Brown corpus. A token is the CBOW vector of its word beside the mean of those three to either
+- ``words``: sentences of the Brown corpus. A token is the CBOW vector of its word beside the mean of those three to
+either
   side, as in late interaction, where a word's vector tells its context, turned to the leading axes.
-- ``patches``: pictures of Fashion-MNIST. A token is a patch of 8 x 8 pixels, every 4 pixels, without those that are blank.
+- ``patches``: pictures of Fashion-MNIST. A token is a patch of 8 x 8 pixels, every 4 pixels, without those that are
+blank.
 
 All tokens have length one, as those of ColBERT.
 """

@@ -12,6 +12,7 @@ NB_MODULE(_core, m) {
   register_decoder(m);
   register_distance(m);
   register_embedding(m);
+  register_max_sim(m);
   register_nearest_lists(m);
   register_offline(m);
   register_policies(m);
