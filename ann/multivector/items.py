@@ -177,6 +177,7 @@ def as_queries(queries: Any, dimension: int) -> tuple[list[Floats], bool]:
         raise TypeError(
             f"queries is {type(queries).__name__}: expected a matrix [vectors, {dimension}] for one query, or a list "
             f"of such matrices"
+        )
     found = []
     for number, query in enumerate([queries] if single else queries):
         array = as_array(query, "queries")
