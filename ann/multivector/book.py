@@ -24,7 +24,8 @@ __all__ = ["COLUMNS", "NUMBER_BYTES", "UNKNOWN", "Coded", "QueryTables", "Table"
 COLUMNS = 32  # vectors of a query that are compared with all centroids at a time
 NUMBER_BYTES = 4  # of a token beside its code: list, scale and error
 UNKNOWN = 255  # the error of a code that tells nothing
-_ROWS = 2048  # turned or compared at a time
+_ROWS = 2048  # coded at a time
+_WIDENED = 512
 _MOST = 1e15  # of a value that is coded; tokens beyond have an unknown error
 _CENTROID_MOST = 6e4  # of a value in half precision
 _LEAST = 2.0**-11  # the unit of residuals: centroids are rounded to half precision
@@ -99,7 +100,7 @@ class TokenBook:
     @property
     def dimension(self) -> int:
         """Dimension of a token."""
-        return self.centroids.shape[1]
+        return int(self.centroids.shape[1])
 
     @property
     def memory_bytes(self) -> int:
@@ -204,7 +205,8 @@ def _nearest_levels(values: Floats) -> Bytes:
     """Return the bytes of the levels nearest to values."""
     with np.errstate(divide="ignore", invalid="ignore"):
         place = np.rint(np.log2(np.maximum(values, 0)) * _STEPS + _MIDDLE)
-    return np.clip(np.nan_to_num(place, nan=0, neginf=0, posinf=UNKNOWN - 1), 0, UNKNOWN - 1).astype(np.uint8)
+    levels: Bytes = np.clip(np.nan_to_num(place, nan=0, neginf=0, posinf=UNKNOWN - 1), 0, UNKNOWN - 1).astype(np.uint8)
+    return levels
 
 
 def _levels_above(values: npt.NDArray[np.float64]) -> Bytes:
@@ -238,7 +240,7 @@ class QueryTables:
     def __init__(self, book: TokenBook, query: Floats) -> None:
         self._book = book
         self._turned = book.book.turn((query.astype(np.float64) / book.scale).astype(np.float32))
-        self.norms: Floats = np.sqrt(np.einsum("ij,ij->i", self._turned, self._turned))
+        self.norms: Floats = np.sqrt(np.square(self._turned, dtype=np.float64).sum(axis=1)).astype(np.float32)
 
     @cached_property
     def length(self) -> float:
@@ -265,7 +267,7 @@ class QueryTables:
     def _table(self, start: int) -> Table:
         book, some = self._book, self._turned[start : start + COLUMNS]
         products = np.empty((book.lists, len(some)), np.float32)
-        for low in range(0, book.lists, _ROWS):  # centroids are widened to float32 a few at a time
-            products[low : low + _ROWS] = book.centroids[low : low + _ROWS].astype(np.float32) @ some.T
+        for low in range(0, book.lists, _WIDENED):  # centroids are widened to float32 a few at a time
+            products[low : low + _WIDENED] = book.centroids[low : low + _WIDENED].astype(np.float32) @ some.T
         heads = np.ascontiguousarray(some[:, : len(book.book.alpha)].T)
         return Table(products, heads, self.norms[start : start + COLUMNS])

@@ -95,7 +95,7 @@ class Neighbours:
 
 def held_out(blocks: Iterator[Block], chosen: Ints, seed: int) -> list[Floats]:
     """Return queries made of the items `chosen`, which ascend: some of each one's tokens, float32 ``[v, d]``."""
-    queries, random = [], np.random.default_rng([seed, 5])
+    queries, random = list[Floats](), np.random.default_rng([seed, 5])
     wanted = iter(chosen.tolist())
     item = next(wanted, None)
     for block in blocks:

@@ -80,7 +80,7 @@ class ItemFootprint:
         if not len(lengths):
             return
         book, waiting = state.book, state.waiting
-        token_bytes = book.dimension * waiting.tokens.dtype.itemsize
+        token_bytes = state.token_bytes
         beyond = value_bytes(columns, len(ids))
         each = lengths * token_bytes + 16 + VALUE_BYTES * len(columns) + beyond
         longest = max(state.longest, int(lengths.max()))
@@ -113,6 +113,5 @@ class ItemFootprint:
     def _search_bytes(self, state: ItemSnapshot, longest: int, more: int = 0) -> int:
         """Return the DRAM of one search, of a filter as well, with `more` items than there are."""
         items = int(state.bases[-1]) + more
-        token_bytes = state.book.dimension * state.waiting.tokens.dtype.itemsize
-        each = workspace_bytes(state.book.lists, items, read_bytes(self._dram), token_bytes, longest)
+        each = workspace_bytes(state.book.lists, items, read_bytes(self._dram), state.token_bytes, longest)
         return each + bitmap_bytes(items) * (1 + bool(state.schema))

@@ -87,7 +87,9 @@ class GivenItems:
                     f"lengths add up to {int(self.lengths.sum()):,}: expected {len(self._matrix):,}, the rows of items"
                 )
         else:
-            if not isinstance(items, Sequence) and not (isinstance(items, np.ndarray) and items.ndim == 3):
+            if not isinstance(items, Sequence) and getattr(items, "ndim", 0) == 3:
+                items = as_array(items, "items")
+            elif not isinstance(items, Sequence) or isinstance(items, str | bytes):
                 raise TypeError(
                     f"items is {type(items).__name__}: expected a list of matrices [tokens, d], an array "
                     f"[items, tokens, d], or a matrix of all tokens with lengths="

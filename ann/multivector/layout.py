@@ -121,7 +121,7 @@ def workspace_bytes(lists: int, items: int, together: int, token_bytes: int, lon
     longest
         Tokens of the longest item.
     """
-    tables = 4 * COLUMNS * (lists + 2048) + 12 * lists
+    tables = 4 * COLUMNS * (lists + 512) + 12 * lists
     return tables + _ITEM_BYTES * items + SCORE_BYTES + 4 * max(together, longest * token_bytes)
 
 

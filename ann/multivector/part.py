@@ -155,10 +155,16 @@ class ItemPart:
         """Items that were not removed."""
         return len(self) if self.alive is None else popcount(self.alive)
 
+    @property
+    def lengths(self) -> Ints:
+        """Tokens of each item, int64 ``[n]``."""
+        lows, highs = self.arrays.bounds(np.arange(len(self)))
+        return highs - lows
+
     @cached_property
     def longest(self) -> int:
         """Tokens of the longest item."""
-        return int(np.diff(self.arrays.starts).max())
+        return int(self.lengths.max())
 
     @cached_property
     def unknown(self) -> Ints:

@@ -76,7 +76,8 @@ class Postings:
         last = gaps < _TOPS[self.gaps.dtype]
         sums = np.cumsum(gaps + last)
         before = np.concatenate([[0], sums])[ends - lengths]
-        return (sums - np.repeat(before, lengths))[last] - 1
+        found: Ints = (sums - np.repeat(before, lengths))[last] - 1
+        return found
 
 
 _TOPS: dict[np.dtype[Any], int] = {np.dtype(np.uint8): 2**8 - 1, np.dtype(np.uint16): 2**16 - 1}

@@ -20,7 +20,7 @@ __all__ = ["SCORE_BYTES", "estimates", "list_scores", "max_sim", "max_sims", "up
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int64]
 
-SCORE_BYTES = 1 << 19  # of the tokens that are scored together, unless one item has more
+SCORE_BYTES = 1 << 18  # of the tokens that are scored together, unless one item has more
 _ROUNDING = 2.0**-22  # of sums of products in single precision, relative, for each of them
 _MORE = 64  # products as many as these err in the turn of the axes
 

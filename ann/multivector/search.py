@@ -82,7 +82,8 @@ class Allowed:
         """Return the items on SSD that may be found."""
         pairs = zip(self.parts, snapshot.parts, strict=True)
         some = [np.arange(len(part)) if each is None else np.flatnonzero(each) for each, part in pairs]
-        return np.concatenate([items + base for items, base in zip(some, snapshot.bases, strict=False)])
+        found = [items + base for items, base in zip(some, snapshot.bases, strict=False)]
+        return np.concatenate([np.empty(0, np.int64), *found])
 
 
 def _both(first: Flags | None, second: Flags) -> Flags:
@@ -141,7 +142,7 @@ class ItemSearch:
         """
         snapshot, best, tally = self._snapshot, self._best, self._tally
         waiting = np.flatnonzero(self._allowed.waiting)
-        for low, high in spans(snapshot.waiting.starts, snapshot.waiting.tokens.strides[0], self._together):
+        for low, high in spans(snapshot.waiting.starts, snapshot.token_bytes, self._together):
             some = waiting[np.searchsorted(waiting, low) : np.searchsorted(waiting, high)]
             if len(some):
                 items = snapshot.waiting.take(some)
@@ -201,7 +202,7 @@ class ItemSearch:
         snapshot = self._snapshot
         total = int(snapshot.bases[-1])
         # With a filter, or for more neighbours than were calibrated, neighbours lie further: more lists are looked at.
-        probes = effort.probes * max(1, -(-self._k // NEIGHBOURS)) * -(-total // left)
+        probes = effort.probes * max(1, -(-self._k // NEIGHBOURS)) * max(1, (total + left // 2) // left)
         if left <= max(_FEW_ALLOWED, 2 * self._k) or probes >= snapshot.book.lists:
             numbers = self._allowed.numbers(snapshot)
             self._tally["probed"] = snapshot.book.lists
@@ -238,7 +239,7 @@ class ItemSearch:
             lows, highs = part.arrays.bounds(rows)
             lengths[here] = highs - lows
         ends = np.concatenate([[0], np.cumsum(lengths)])
-        for low, high in spans(ends, self._snapshot.parts[0].token_bytes, self._together):
+        for low, high in spans(ends, self._snapshot.token_bytes, self._together):
             some = list(self._snapshot.by_part(numbers[low:high]))
             readings = {number: part.reading(rows) for number, (part, _, rows) in enumerate(some)}
             for number, tokens in read_together(self._reads, readings).items():

@@ -115,6 +115,11 @@ class ItemSnapshot:
         """The number of the first item of each part, int64 ``[parts + 1]``."""
         return np.concatenate([[0], np.cumsum([len(part) for part in self.parts], dtype=np.int64)]).astype(np.int64)
 
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of a token as it is stored."""
+        return self.book.dimension * self.waiting.tokens.dtype.itemsize
+
     @cached_property
     def longest(self) -> int:
         """Tokens of the longest item."""

@@ -104,14 +104,8 @@ class ItemWriter:
     def remove_where(self, state: ItemSnapshot, where: str) -> tuple[ItemSnapshot, int]:
         """Return the snapshot without the items that fulfil a filter, and their number."""
         with self._all_or_nothing():
-            ids = self.ids_of(state, Allowed.of(state, where))
+            ids = _ids_of(state, Allowed.of(state, where))
             return self._remove(state, ids), len(ids)
-
-    @staticmethod
-    def ids_of(state: ItemSnapshot, allowed: Allowed) -> Ints:
-        """Return the ids of items, int64 ``[n]``, those that wait last."""
-        some = [part.arrays.ids[rows].astype(np.int64) for part, _, rows in state.by_part(allowed.numbers(state))]
-        return np.concatenate([*some, state.waiting.ids[allowed.waiting]])
 
     def commit(self, state: ItemSnapshot, compact: bool | None) -> ItemSnapshot:
         """Make a snapshot durable, and join small parts.
@@ -228,7 +222,7 @@ class ItemWriter:
             tokens.append(stored_bytes(block.tokens))
         coded = []
         for part in parts:
-            alive = np.repeat(part.is_alive(), np.diff(part.arrays.starts.astype(np.int64)))
+            alive = np.repeat(part.is_alive(), part.lengths)
             coded.append(part.arrays.coded.take(alive))
         arrays = ItemArrays.of(source.lengths, source.ids, Coded.joined(coded), state.book.lists)
         arrays.write(tx, name)
@@ -319,6 +313,12 @@ class ItemWriter:
         known += [int(ids[found[0]]) for _, found, _ in positions(state.parts, ids)]
         if known:
             raise ValueError(f"ids: {known[0]} is in the index already; use update() to replace its item")
+
+
+def _ids_of(state: ItemSnapshot, allowed: Allowed) -> Ints:
+    """Return the ids of items, int64 ``[n]``, those that wait last."""
+    some = [part.arrays.ids[rows].astype(np.int64) for part, _, rows in state.by_part(allowed.numbers(state))]
+    return np.concatenate([*some, state.waiting.ids[allowed.waiting]])
 
 
 def _first_to_join(parts: Sequence[ItemPart]) -> int:

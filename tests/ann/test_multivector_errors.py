@@ -1,11 +1,17 @@
 """Errors at the border of MultiVectorIndex: argument, value, expected; nothing changes."""
 
-import multivector_data as data
+import importlib.util
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from memhier.ann import MultiVectorIndex, ZoomIndex
 from memhier.errors import BudgetError, ClosedError, FormatError, LockedError
+
+spec = importlib.util.spec_from_file_location("multivector_data", Path(__file__).with_name("multivector_data.py"))
+data = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(data)
 
 ONE = np.ones((2, 4), np.float32)
 NAN = np.full((2, 4), np.nan, np.float32)
@@ -128,10 +134,10 @@ def test_kinds_locks_and_closed_indexes(index, tmp_path):
         MultiVectorIndex.open(tmp_path / "zoom")
     with pytest.raises(FileNotFoundError):
         MultiVectorIndex.open(tmp_path / "nothing")
+    index.close()
+    index.close()
     with pytest.raises(FileExistsError):
         MultiVectorIndex.build(index.path, [ONE], dram="2MiB")
-    index.close()
-    index.close()
     for call in (lambda: index.search(ONE, 3), lambda: index.add([ONE]), index.commit):
         with pytest.raises(ClosedError):
             call()

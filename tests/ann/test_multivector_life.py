@@ -11,7 +11,6 @@ import threading
 import time
 from pathlib import Path
 
-import multivector_data as data
 import numpy as np
 import pytest
 
@@ -21,9 +20,16 @@ from memhier.files import Fault, FaultyFiles, RealFiles
 from memhier.store.store import Store
 
 SCRIPT = Path(__file__).with_name("multivector_until_killed.py")
-spec = importlib.util.spec_from_file_location("multivector_until_killed", SCRIPT)
-child = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(child)
+
+
+def module_of(path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+child, data = module_of(SCRIPT), module_of(SCRIPT.with_name("multivector_data.py"))
 
 
 def holds(index, model):
@@ -206,11 +212,12 @@ def test_killed_while_it_changes(tmp_path):
         child.write_model(tmp_path / "last.json", model)
 
 
+NEW = [child.item_of(name, 3) for name in range(200, 260)]
 CHANGES = {
-    "add": lambda index: index.add([child.item_of(name, 3) for name in range(200, 260)], attributes={"n": range(60)}),
-    "update": lambda index: index.update(range(1, 30), [child.item_of(name, 3) for name in range(1, 30)]),
-    "commit": lambda index: index.commit(),
-    "compact": lambda index: index.compact(),
+    "add": lambda index, _: index.add(NEW, attributes={"n": range(60)}),
+    "update": lambda index, model: index.update(sorted(model)[:40], NEW[:40]),
+    "commit": lambda index, _: index.commit(),
+    "compact": lambda index, _: index.compact(),
 }
 
 
@@ -222,22 +229,22 @@ def test_a_fault_leaves_the_index_as_it_was(tmp_path, small_sizes, switched_file
     def changed(path):
         shutil.copytree(tmp_path / "built", path)
         switch = switched_files()
-        index, model = MultiVectorIndex(Store.open(path, kind=KIND, writable=True, files=switch)), {}
+        index = MultiVectorIndex(Store.open(path, kind=KIND, writable=True, files=switch))
         model = dict.fromkeys(range(1, 61), 0)
         child.change(index, model, random.Random(4))
         return index, model, switch
 
-    index, _, switch = changed(tmp_path / "counted")
+    index, model, switch = changed(tmp_path / "counted")
     with index:
         switch.files = faulty = FaultyFiles(RealFiles(), 0, fault)
-        CHANGES[name](index)
+        CHANGES[name](index, model)
         last = len(faulty.calls)
     for fail_at in {*range(1, last, max(1, last // 5)), last - 1}:
         index, model, switch = changed(tmp_path / f"failed{fail_at}")
         with index:
             switch.files = FaultyFiles(RealFiles(), fail_at, fault)
             try:
-                CHANGES[name](index)
+                CHANGES[name](index, model)
             except OSError:
                 switch.files = RealFiles()
                 assert holds(index, model)

@@ -9,6 +9,7 @@ Queries come one at a time.
 
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -178,7 +179,7 @@ def main(
         return found | {"dram": 2 * dimension * _BLOCK * 3 / total}
 
     ways: dict[str, Callable[[], Row]] = {"all tokens": of_all, "PLAID-like": of_plaid}
-    ways |= {f"memhier {declared}": lambda declared=declared: ours(declared) for declared in recalls}
+    ways |= {f"memhier {declared}": partial(ours, declared) for declared in recalls}
     rows = list[Row]()
     for system, made in by_turns(ways, rounds).items():
         medians: dict[str, Any] = {name: float(np.median([row[name] for row in made])) for name in made[0]}

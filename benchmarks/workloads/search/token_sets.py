@@ -92,7 +92,8 @@ def _context(words: Floats) -> Floats:
     places = np.arange(len(words))
     low, high = np.maximum(places - _AROUND, 0), np.minimum(places + _AROUND + 1, len(words))
     around = sums[high] - sums[low] - words
-    return around / np.maximum(high - low - 1, 1)[:, None].astype(np.float32)
+    mean: Floats = around / np.maximum(high - low - 1, 1)[:, None].astype(np.float32)
+    return mean
 
 
 def _patches(dimension: int) -> tuple[Floats, Ints]:

@@ -243,6 +243,30 @@ def embedding_update(
 def embedding_take_steps(
     *, rows: UpdatedRows, steps: numpy.typing.NDArray[numpy.float32], roots: numpy.typing.NDArray[numpy.float32]
 ) -> None: ...
+def list_max_sims(
+    *,
+    products: numpy.typing.NDArray[numpy.float32],
+    lists: numpy.typing.NDArray[numpy.uint16],
+    errors: numpy.typing.NDArray[numpy.uint8],
+    lows: numpy.typing.NDArray[numpy.int64],
+    highs: numpy.typing.NDArray[numpy.int64],
+    out: numpy.typing.NDArray[numpy.float32],
+) -> None: ...
+def code_max_sims(
+    *,
+    products: numpy.typing.NDArray[numpy.float32],
+    lists: numpy.typing.NDArray[numpy.uint16],
+    errors: numpy.typing.NDArray[numpy.uint8],
+    lows: numpy.typing.NDArray[numpy.int64],
+    highs: numpy.typing.NDArray[numpy.int64],
+    codes: numpy.typing.NDArray[numpy.uint8],
+    scales: numpy.typing.NDArray[numpy.uint8],
+    chunks: numpy.typing.NDArray[numpy.int64],
+    alpha: numpy.typing.NDArray[numpy.float32],
+    levels: numpy.typing.NDArray[numpy.float32],
+    heads: numpy.typing.NDArray[numpy.float32],
+    out: numpy.typing.NDArray[numpy.float32],
+) -> None: ...
 def nearest_rows(
     *,
     queries: numpy.typing.NDArray[numpy.float32],
