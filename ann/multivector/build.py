@@ -6,9 +6,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from memhier.ann.multivector.calibration import Calibration
+from memhier.ann.multivector.calibration import Calibration, learn
 from memhier.ann.multivector.catalog import ItemDescription
-from memhier.ann.multivector.construction import calibrated, trained_book, write_items
+from memhier.ann.multivector.construction import trained_book, write_items
 from memhier.ann.multivector.items import GivenItems
 from memhier.ann.multivector.layout import ItemSizes, plan_items
 from memhier.ann.multivector.part import ItemPart
@@ -51,7 +51,7 @@ def build_items(store: Store, source: GivenItems, ids: Ints | None, attributes: 
             arrays = write_items(tx, "p0", source, names, book, seed)
             if columns:
                 write_attributes(tx, "p0-a-", schema, columns, np.arange(count))
-            learnt, entries = calibrated(source, book, arrays, seed), [ItemPart.entry_of("p0", arrays)]
+            learnt, entries = learn(book, arrays, source, seed), [ItemPart.entry_of("p0", arrays)]
         ItemDescription(
             source.dtype.name, source.dimension, book.scale, book.lists, book.book.code_bytes, options.dram,
             layout.searches, seed, schema, next_part=1, next_id=max(0, int(names.max(initial=-1)) + 1),

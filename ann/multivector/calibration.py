@@ -1,12 +1,13 @@
 """The effort of a search for a declared recall, learnt from held-out queries.
 
-Parts of stored items play queries; the item itself is left out. For each of their true neighbours three needs are
-known: the lists to probe until it is a candidate, the gap below the k-th best estimate at which its list score stands,
-and the standard errors by which its estimate falls short of the k-th best score. An effort takes of each need a
-quantile: a quarter of the loss goes to the lists, a quarter to the gap, the rest to the errors.
+Parts of stored items play queries; the item itself is left out. Their true neighbours are the best by exact MaxSim
+among the items of the best estimates. For each of them three needs are known: the lists to probe until it is a
+candidate, the gap below the k-th best estimate at which its list score stands, and the standard errors by which its
+estimate falls short of the k-th best score. Efforts take quantiles of the needs. Conformal risk control (Angelopoulos
+et al., 2022) picks the least one whose loss over the queries, with one more of which all is lost, is small enough.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -14,25 +15,44 @@ import numpy as np
 import numpy.typing as npt
 
 from memhier.ann.multivector.book import QueryTables, TokenBook
-from memhier.ann.multivector.items import Block
+from memhier.ann.multivector.items import ItemSource
 from memhier.ann.multivector.part import ItemArrays
-from memhier.ann.multivector.scores import estimates, list_scores
+from memhier.ann.multivector.scores import estimates, list_scores, max_sims
+from memhier.ann.zoom.pauses import pause
 from memhier.fields import Check, integer, real, record, row, sequence
 
-__all__ = ["CALIBRATION", "Calibration", "Effort", "held_out", "learn", "true_neighbours"]
+__all__ = ["CALIBRATION", "NEIGHBOURS", "Calibration", "Effort", "learn"]
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int64]
 
 RECALLS = (0.8, 0.9, 0.95, 0.98, 0.99, 0.995)
 NEIGHBOURS = 10
-QUERIES = 48
+QUERIES = 320
 _LENGTHS = (32, 32, 16)  # vectors of held-out queries, in turn
-_ESTIMATED = 4096  # items whose codes are scored for a held-out query, those of the best list scores
-_COLUMNS = 512  # vectors of held-out queries that are compared with a block of tokens at a time
+_ESTIMATED = 2048  # items whose codes are scored for a held-out query, those of the best list scores
+_RANKED = 256  # items whose exact scores are looked at, those of the best estimates
+_LOSSES = (
+    0.3,
+    0.2,
+    0.15,
+    0.1,
+    0.07,
+    0.05,
+    0.03,
+    0.02,
+    0.015,
+    0.01,
+    0.007,
+    0.005,
+    0.003,
+    0.002,
+    0.001,
+    0.0,
+)  # of a need
 
 CALIBRATION: Check = record(
-    {"biases": row(real(), real()), "efforts": sequence(row(real(0, 1), integer(1, 2**16), real(), real()))}
+    {"biases": row(real(), real()), "efforts": sequence(row(real(0, 1), integer(1, 2**31), real(), real()))}
 )
 """Describes a calibration as JSON."""
 
@@ -44,7 +64,7 @@ class Effort:
     Attributes
     ----------
     probes
-        Lists for each vector of a query.
+        Lists for all vectors of a query together: as many for each.
     gap
         An item's codes are scored if its list score stands at most so many units below the k-th best estimate.
     eps
@@ -85,84 +105,46 @@ class Calibration:
         return cls((first, second), tuple((each[0], each[1], each[2], each[3]) for each in value["efforts"]))
 
 
-@dataclass(frozen=True, slots=True)
-class Neighbours:
-    """The best items of a query, best first: their numbers, and exact scores."""
-
-    items: Ints
-    scores: Floats
-
-
-def held_out(blocks: Iterator[Block], chosen: Ints, seed: int) -> list[Floats]:
-    """Return queries made of the items `chosen`, which ascend: some of each one's tokens, float32 ``[v, d]``."""
-    queries, random = list[Floats](), np.random.default_rng([seed, 5])
-    wanted = iter(chosen.tolist())
-    item = next(wanted, None)
-    for block in blocks:
-        while item is not None and item < block.first + len(block.starts) - 1:
-            low, high = block.starts[item - block.first : item - block.first + 2].tolist()
-            most = min(high - low, _LENGTHS[len(queries) % len(_LENGTHS)])
-            rows = low + np.sort(random.permutation(high - low)[:most])
-            queries.append(block.tokens[rows].astype(np.float32))
-            item = next(wanted, None)
-    return queries
+def learn(book: TokenBook, arrays: ItemArrays, source: ItemSource, seed: int) -> Calibration:
+    """Return the efforts learnt from some of the items themselves; see this module."""
+    count, random = len(source.lengths), np.random.default_rng([seed, 4])
+    if count <= NEIGHBOURS:
+        return Calibration()
+    looked = []
+    for number, own in enumerate(np.sort(random.choice(count, min(QUERIES, count), replace=False)).tolist()):
+        pause()
+        tokens = source.take(np.array([own]))
+        most = min(len(tokens), _LENGTHS[number % len(_LENGTHS)])
+        query = tokens[np.sort(random.permutation(len(tokens))[:most])].astype(np.float32)
+        looked.append(_Needs.of(book, arrays, source, query, own))
+    return _calibration([each for each in looked if each.unit > 0])
 
 
-def true_neighbours(blocks: Iterator[Block], queries: Sequence[Floats], own: Ints, count: int) -> list[Neighbours]:
-    """Return the `count` best items of each query, but for its own item (-1: none); reads all blocks once."""
-    bounds = np.concatenate([[0], np.cumsum([len(query) for query in queries])]).astype(np.int64)
-    stacked = np.concatenate(queries)
-    found: list[tuple[Floats, Ints]] = [(np.empty(0, np.float32), np.empty(0, np.int64))] * len(queries)
-    for block in blocks:
-        tokens = block.tokens.astype(np.float32)
-        numbers = block.first + np.arange(len(block.starts) - 1)
-        largest = np.empty((len(numbers), len(stacked)), np.float32)
-        for low in range(0, len(stacked), _COLUMNS):
-            products = tokens @ stacked[low : low + _COLUMNS].T
-            largest[:, low : low + _COLUMNS] = np.maximum.reduceat(products, block.starts[:-1], axis=0)
-        scores = np.add.reduceat(largest, bounds[:-1], axis=1)
-        for number, (best, items) in enumerate(found):
-            of = np.where(numbers == own[number], -np.inf, scores[:, number])
-            best, items = np.concatenate([best, of]), np.concatenate([items, numbers])
-            order = np.argsort(-best, kind="stable")[:count]
-            found[number] = best[order], items[order]
-    return [Neighbours(items[best > -np.inf], best[best > -np.inf]) for best, items in found]
-
-
-def learn(
-    book: TokenBook, arrays: ItemArrays, queries: Sequence[Floats], own: Ints, truth: Sequence[Neighbours]
-) -> Calibration:
-    """Return the efforts for queries like these, whose true neighbours are known; see this module."""
-    kept = [number for number, each in enumerate(truth) if len(each.items) and len(queries[number])]
-    looked = [_Needs.of(book, arrays, queries[number], int(own[number]), truth[number]) for number in kept]
-    looked = [each for each in looked if each.unit > 0]
+def _calibration(looked: "Sequence[_Needs]") -> Calibration:
     if not looked:
         return Calibration()
     first = float(np.mean([np.mean(each.scores - each.listed) / each.length for each in looked]))
     second = float(np.mean([np.mean(each.scores - each.estimated) / each.length for each in looked]))
-    probes = np.sort(np.concatenate([each.probes for each in looked]))
-    gaps = np.sort(np.concatenate(
-        [(each.kth + (second - first) * each.length - each.listed) / each.unit for each in looked]
-    ))  # fmt: skip
-    eps = np.sort(np.concatenate(
-        [(each.scores[-1] - each.estimated - second * each.length) / each.unit for each in looked]
-    ))  # fmt: skip
+    probes = np.stack([each.probes for each in looked])
+    gaps = np.stack([(each.kth + (second - first) * each.length - each.listed) / each.unit for each in looked])
+    eps = np.stack([(each.scores[-1] - each.estimated - second * each.length) / each.unit for each in looked])
+    choices = []
+    for share in _LOSSES:
+        effort = tuple(np.quantile(each, 1 - share, method="higher") for each in (probes, gaps, eps))
+        lost = (probes > effort[0]) | (gaps > effort[1]) | (eps > effort[2])
+        choices.append(((float(lost.mean()) * len(looked) + 1) / (len(looked) + 1), effort))
     efforts = []
     for recall in RECALLS:
-        loss = 1 - recall
-        at = [_place(len(eps), share * loss) for share in (0.25, 0.25, 0.5)]
-        efforts.append((recall, int(probes[at[0]]), float(gaps[at[1]]), float(eps[at[2]])))
+        for risk, (lists, gap, error) in choices:
+            if risk <= 1 - recall:
+                efforts.append((recall, int(lists), float(gap), float(error)))
+                break
     return Calibration((first, second), tuple(efforts))
-
-
-def _place(count: int, loss: float) -> int:
-    """Return the place of the quantile that a further need exceeds with a chance of at most `loss`, or the last."""
-    return min(count - 1, int(np.ceil((1 - loss) * (count + 1))) - 1)
 
 
 @dataclass(frozen=True, slots=True)
 class _Needs:
-    """The scores of a held-out query's neighbours, and the lists that lead to each."""
+    """The scores of a held-out query's neighbours, `NEIGHBOURS` of them, and the lists that lead to each."""
 
     scores: Floats
     listed: Floats
@@ -173,14 +155,17 @@ class _Needs:
     unit: float
 
     @classmethod
-    def of(cls, book: TokenBook, arrays: ItemArrays, query: Floats, own: int, truth: Neighbours) -> "_Needs":
+    def of(cls, book: TokenBook, arrays: ItemArrays, source: ItemSource, query: Floats, own: int) -> "_Needs":
         tables, coded = QueryTables(book, query), arrays.coded
         every = np.flatnonzero(np.arange(len(arrays)) != own)
         listed = list_scores(tables, coded, *arrays.bounds(every))
-        best = every[np.argsort(-listed, kind="stable")[:_ESTIMATED]]
-        some = np.union1d(best, truth.items)
+        some = np.sort(every[np.argsort(-listed, kind="stable")[:_ESTIMATED]])
         estimated = estimates(book, tables, coded, *arrays.bounds(some))
-        finite = np.sort(estimated[np.isfinite(estimated)])
+        read = np.sort(some[np.argsort(-estimated, kind="stable")[:_RANKED]])
+        starts = np.concatenate([[0], np.cumsum(source.lengths[read])])
+        exact = max_sims(query, source.take(read), starts)
+        order = np.lexsort((read, -exact))[:NEIGHBOURS]
+        best, scores = read[order], exact[order]
         ranks = []
         for table in tables.blocks():
             order = np.argsort(-table.products, axis=0, kind="stable")
@@ -188,14 +173,14 @@ class _Needs:
             np.put_along_axis(rank, order, np.arange(book.lists)[:, None], axis=0)
             ranks.append(rank.min(axis=1))
         nearest = np.minimum.reduce(ranks) + 1
-        bounds = zip(*(each.tolist() for each in arrays.bounds(truth.items)), strict=True)
-        probes = [int(nearest[coded.lists[low:high]].min()) for low, high in bounds]
+        bounds = zip(*(each.tolist() for each in arrays.bounds(best)), strict=True)
+        finite = np.sort(estimated[np.isfinite(estimated)])
         return cls(
-            truth.scores,
-            _known(listed[np.searchsorted(every, truth.items)], truth.scores),
-            _known(estimated[np.searchsorted(some, truth.items)], truth.scores),
-            np.array(probes, np.int64),
-            float(finite[-min(NEIGHBOURS, len(finite))] if len(finite) else truth.scores[-1]),
+            scores,
+            _known(listed[np.searchsorted(every, best)], scores),
+            _known(estimated[np.searchsorted(some, best)], scores),
+            len(query) * np.array([int(nearest[coded.lists[low:high]].min()) for low, high in bounds], np.int64),
+            float(finite[-min(NEIGHBOURS, len(finite))] if len(finite) else scores[-1]),
             tables.length,
             tables.unit,
         )

@@ -1,26 +1,23 @@
 """Items become lists, codes and tokens on SSD: for a build, for items that wait, and for an index made anew."""
 
-from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from memhier.ann.multivector.book import Coded, TokenBook, TokenCoder
-from memhier.ann.multivector.calibration import NEIGHBOURS, QUERIES, Calibration, held_out, learn, true_neighbours
-from memhier.ann.multivector.items import Block, ItemSource
+from memhier.ann.multivector.items import ItemSource
 from memhier.ann.multivector.layout import ItemLayout
 from memhier.ann.multivector.part import ItemArrays
 from memhier.ann.zoom.pauses import pause
 from memhier.ann.zoom.preview.clusters import training_rows
 from memhier.store.store import Transaction
 
-__all__ = ["calibrated", "trained_book", "write_items"]
+__all__ = ["stored_bytes", "trained_book", "write_items"]
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 
 _SAMPLE_LEAST = 4096
-_COMPARED_BYTES = 1 << 18  # of tokens, with all held-out queries
 
 
 def trained_book(source: ItemSource, layout: ItemLayout, seed: int) -> TokenBook:
@@ -56,20 +53,3 @@ def write_items(tx: Transaction, name: str, source: ItemSource, ids: Ints, book:
 def stored_bytes(tokens: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
     """Return tokens as they lie on SSD."""
     return np.ascontiguousarray(tokens, tokens.dtype.newbyteorder("<")).reshape(-1).view(np.uint8)
-
-
-def calibrated(source: ItemSource, book: TokenBook, arrays: ItemArrays, seed: int) -> Calibration:
-    """Return the efforts learnt from some of the items themselves."""
-    count = len(source.lengths)
-    if count <= NEIGHBOURS:
-        return Calibration()
-    chosen = np.sort(np.random.default_rng([seed, 4]).choice(count, min(QUERIES, count), replace=False))
-    queries = held_out(source.blocks(), chosen, seed)
-    truth = true_neighbours(_paused(source.blocks(_COMPARED_BYTES)), queries, chosen, NEIGHBOURS)
-    return learn(book, arrays, queries, chosen, truth)
-
-
-def _paused(blocks: Iterator[Block]) -> Iterator[Block]:
-    for block in blocks:
-        pause()
-        yield block

@@ -57,6 +57,9 @@ class ItemSource(Protocol):
     def blocks(self, limit: int = BLOCK_BYTES) -> Iterator[Block]:
         """Yield all items, at most `limit` bytes of tokens or one item at a time."""
 
+    def take(self, items: Ints) -> npt.NDArray[Any]:
+        """Return the tokens of some items, which ascend, end to end, ``[t, d]``."""
+
 
 class GivenItems:
     """Items of a caller.
@@ -132,13 +135,21 @@ class GivenItems:
         starts = np.concatenate([[0], np.cumsum(self.lengths)])
         for first, stop in spans(starts, self.dimension * self.dtype.itemsize, limit):
             if self._matrix is not None:
-                raw = [np.asarray(self._matrix[int(starts[first]) : int(starts[stop])])]
+                tokens = self._stored(np.asarray(self._matrix[int(starts[first]) : int(starts[stop])]), first)
             else:
-                raw = [as_array(self._items[number], "items") for number in range(first, stop)]
-            tokens = np.concatenate([self._stored(each, first + at) for at, each in enumerate(raw)])
+                tokens = self.take(np.arange(first, stop))
             if len(tokens) != starts[stop] - starts[first]:
                 raise ValueError(f"items {first} to {stop - 1} have another number of vectors than a moment ago")
             yield Block(first, starts[first : stop + 1] - starts[first], tokens)
+
+    def take(self, items: Ints) -> npt.NDArray[Any]:
+        """Return the tokens of some items, which ascend, end to end, ``[t, d]``."""
+        starts, numbers = np.concatenate([[0], np.cumsum(self.lengths)]), items.tolist()
+        if self._matrix is None:
+            raw = [as_array(self._items[number], "items") for number in numbers]
+        else:
+            raw = [np.asarray(self._matrix[int(starts[number]) : int(starts[number + 1])]) for number in numbers]
+        return np.concatenate([self._stored(each, number) for each, number in zip(raw, numbers, strict=True)])
 
     def _stored(self, raw: npt.NDArray[Any], number: int) -> npt.NDArray[Any]:
         if raw.ndim != 2 or raw.shape[1] != self.dimension:

@@ -202,7 +202,8 @@ class ItemSearch:
         snapshot = self._snapshot
         total = int(snapshot.bases[-1])
         # With a filter, or for more neighbours than were calibrated, neighbours lie further: more lists are looked at.
-        probes = effort.probes * max(1, -(-self._k // NEIGHBOURS)) * max(1, (total + left // 2) // left)
+        probes = -(-effort.probes // len(self._query))
+        probes *= max(1, -(-self._k // NEIGHBOURS)) * max(1, (total + left // 2) // left)
         if left <= max(_FEW_ALLOWED, 2 * self._k) or probes >= snapshot.book.lists:
             numbers = self._allowed.numbers(snapshot)
             self._tally["probed"] = snapshot.book.lists

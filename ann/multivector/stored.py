@@ -47,6 +47,16 @@ class StoredItems:
         bases = np.cumsum([0, *(len(part) for part in self._parts)])
         return np.concatenate([rows + base for rows, base in zip(self._rows, bases, strict=False)])
 
+    def take(self, items: Ints) -> npt.NDArray[Any]:
+        """Return the tokens of some items, which ascend, end to end, ``[t, d]``."""
+        ends = np.cumsum([len(rows) for rows in self._rows])
+        of = np.searchsorted(ends, items, side="right")
+        found: list[npt.NDArray[Any]] = []
+        for number in np.unique(of).tolist():
+            rows = self._rows[number][items[of == number] - (ends[number] - len(self._rows[number]))]
+            found.append(self._parts[number].read(self._reader, rows))
+        return np.concatenate(found)
+
     def blocks(self, limit: int = BLOCK_BYTES) -> Iterator[Block]:
         """Yield all items, at most `limit` bytes of tokens or one item at a time."""
         before = 0

@@ -14,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from memhier.ann.multivector.book import Coded
+from memhier.ann.multivector.calibration import learn
 from memhier.ann.multivector.catalog import ItemDescription
-from memhier.ann.multivector.construction import calibrated, stored_bytes, trained_book, write_items
+from memhier.ann.multivector.construction import stored_bytes, trained_book, write_items
 from memhier.ann.multivector.footprint import ItemFootprint
 from memhier.ann.multivector.items import GivenItems, ItemSource
 from memhier.ann.multivector.kept import values_kept
@@ -247,7 +248,7 @@ class ItemWriter:
             book.write(tx)
             arrays = write_items(tx, name, source, source.ids, book, about.seed)
             self._write_attributes(tx, name, parts, state)
-            learnt = calibrated(source, book, arrays, about.seed)
+            learnt = learn(book, arrays, source, about.seed)
             about = replace(
                 about, scale=book.scale, lists=book.lists, code_bytes=book.book.code_bytes, calibration=learnt,
                 trained_on=len(arrays), changes=0, next_part=about.next_part + 1,

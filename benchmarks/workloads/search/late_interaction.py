@@ -96,10 +96,10 @@ class PlaidLike:
         rows = np.arange(ends[-1]) + np.repeat(lows - ends[:-1], lengths)
         scores = products[self._lists[rows]]
         if whole:
-            residuals = np.empty((len(rows), self._centroids.shape[1]), np.float32)
+            tokens = self._centroids[self._lists[rows]]
             for at in range(4):
-                residuals[:, at::4] = self._values[self._codes[rows] >> (2 * at) & 3]
-            scores += residuals @ query.T
+                tokens[:, at::4] += self._values[self._codes[rows] >> (2 * at) & 3]
+            scores = (tokens / np.linalg.norm(tokens, axis=1, keepdims=True)) @ query.T  # of length one, as all tokens
         found: Floats = np.maximum.reduceat(scores, ends[:-1], axis=0).sum(axis=1)
         return found
 
