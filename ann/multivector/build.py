@@ -6,12 +6,12 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from memhier.ann.multivector.calibration import Calibration, learn
-from memhier.ann.multivector.catalog import ItemDescription
+from memhier.ann.multivector.coding.calibration import Calibration, learn
 from memhier.ann.multivector.construction import trained_book, write_items
 from memhier.ann.multivector.items import GivenItems
-from memhier.ann.multivector.layout import ItemSizes, plan_items
-from memhier.ann.multivector.part import ItemPart
+from memhier.ann.multivector.storage.catalog import ItemDescription
+from memhier.ann.multivector.storage.layout import ItemSizes, plan_items
+from memhier.ann.multivector.storage.part import ItemPart
 from memhier.ann.zoom.construction.build import reader_bytes
 from memhier.ann.zoom.filters.attributes import as_columns, merged_schema, write_attributes
 from memhier.arguments import counted

@@ -5,10 +5,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from memhier.ann.multivector.book import Coded, TokenBook, TokenCoder
+from memhier.ann.multivector.coding.book import Coded, TokenBook, TokenCoder
 from memhier.ann.multivector.items import ItemSource
-from memhier.ann.multivector.layout import ItemLayout
-from memhier.ann.multivector.part import ItemArrays
+from memhier.ann.multivector.storage.layout import ItemLayout
+from memhier.ann.multivector.storage.part import ItemArrays
 from memhier.ann.zoom.pauses import pause
 from memhier.ann.zoom.preview.clusters import training_rows
 from memhier.store.store import Transaction

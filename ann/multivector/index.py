@@ -8,17 +8,17 @@ from typing import Any, Self
 
 import numpy as np
 
-from memhier.ann.multivector.book import TokenBook
 from memhier.ann.multivector.build import ItemBuild, build_items
-from memhier.ann.multivector.catalog import KIND, ItemDescription
-from memhier.ann.multivector.footprint import ItemFootprint
+from memhier.ann.multivector.coding.book import TokenBook
 from memhier.ann.multivector.items import GivenItems, as_queries
-from memhier.ann.multivector.layout import read_bytes
-from memhier.ann.multivector.part import PartOpener
 from memhier.ann.multivector.results import ItemResult
 from memhier.ann.multivector.search import TALLY, Allowed, ItemSearch
-from memhier.ann.multivector.snapshot import ItemSnapshot, WaitingItems
-from memhier.ann.multivector.stored import tokens_of
+from memhier.ann.multivector.storage.catalog import KIND, ItemDescription
+from memhier.ann.multivector.storage.footprint import ItemFootprint
+from memhier.ann.multivector.storage.layout import read_bytes
+from memhier.ann.multivector.storage.part import PartOpener
+from memhier.ann.multivector.storage.snapshot import ItemSnapshot, WaitingItems
+from memhier.ann.multivector.storage.stored import tokens_of
 from memhier.ann.multivector.writer import ItemWriter
 from memhier.ann.zoom.arguments import check_either, check_given
 from memhier.ann.zoom.filters.bitmaps import BitmapCache

@@ -5,8 +5,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from memhier.ann.multivector.part import positions
-from memhier.ann.multivector.snapshot import ItemSnapshot
+from memhier.ann.multivector.storage.part import positions
+from memhier.ann.multivector.storage.snapshot import ItemSnapshot
 from memhier.ann.zoom.renewal.kept import Kept, column_objects, rows_lacking
 
 __all__ = ["values_kept"]

@@ -7,11 +7,11 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from memhier.ann.multivector.book import QueryTables
-from memhier.ann.multivector.calibration import NEIGHBOURS, Effort
+from memhier.ann.multivector.coding.book import QueryTables
+from memhier.ann.multivector.coding.calibration import NEIGHBOURS, Effort
+from memhier.ann.multivector.coding.scores import estimates, list_scores, max_sims, upper_bounds
 from memhier.ann.multivector.items import spans
-from memhier.ann.multivector.scores import estimates, list_scores, max_sims, upper_bounds
-from memhier.ann.multivector.snapshot import ItemSnapshot
+from memhier.ann.multivector.storage.snapshot import ItemSnapshot
 from memhier.ann.zoom.filters.bitmaps import unpack
 from memhier.ann.zoom.filters.where import evaluate, parse_for
 from memhier.ann.zoom.storage.ids import with_repeats

@@ -13,18 +13,18 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from memhier.ann.multivector.book import Coded
-from memhier.ann.multivector.calibration import learn
-from memhier.ann.multivector.catalog import ItemDescription
+from memhier.ann.multivector.coding.book import Coded
+from memhier.ann.multivector.coding.calibration import learn
 from memhier.ann.multivector.construction import stored_bytes, trained_book, write_items
-from memhier.ann.multivector.footprint import ItemFootprint
 from memhier.ann.multivector.items import GivenItems, ItemSource
 from memhier.ann.multivector.kept import values_kept
-from memhier.ann.multivector.layout import ItemLayout
-from memhier.ann.multivector.part import ItemArrays, ItemPart, PartOpener, positions
 from memhier.ann.multivector.search import Allowed
-from memhier.ann.multivector.snapshot import ItemSnapshot, WaitingItems
-from memhier.ann.multivector.stored import StoredItems, tokens_of
+from memhier.ann.multivector.storage.catalog import ItemDescription
+from memhier.ann.multivector.storage.footprint import ItemFootprint
+from memhier.ann.multivector.storage.layout import ItemLayout
+from memhier.ann.multivector.storage.part import ItemArrays, ItemPart, PartOpener, positions
+from memhier.ann.multivector.storage.snapshot import ItemSnapshot, WaitingItems
+from memhier.ann.multivector.storage.stored import StoredItems, tokens_of
 from memhier.ann.zoom.filters.attributes import chain, merged_schema, write_attributes
 from memhier.ann.zoom.filters.given import as_columns, as_objects
 from memhier.ann.zoom.storage.layout import fresh_bytes

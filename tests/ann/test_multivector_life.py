@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from memhier.ann import MultiVectorIndex
-from memhier.ann.multivector.catalog import KIND
+from memhier.ann.multivector.storage.catalog import KIND
 from memhier.files import Fault, FaultyFiles, RealFiles
 from memhier.store.store import Store
 

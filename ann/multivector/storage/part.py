@@ -9,8 +9,8 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from memhier.ann.multivector.book import UNKNOWN, Coded
-from memhier.ann.multivector.postings import Postings
+from memhier.ann.multivector.coding.book import UNKNOWN, Coded
+from memhier.ann.multivector.coding.postings import Postings
 from memhier.ann.zoom.filters.attributes import Attributes, Schema
 from memhier.ann.zoom.filters.bitmaps import BitmapCache, Words, pack, popcount, unpack, word_count
 from memhier.ann.zoom.filters.blocks import StoredAny

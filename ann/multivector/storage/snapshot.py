@@ -8,9 +8,9 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from memhier.ann.multivector.book import TokenBook
-from memhier.ann.multivector.calibration import Calibration
-from memhier.ann.multivector.part import ItemPart
+from memhier.ann.multivector.coding.book import TokenBook
+from memhier.ann.multivector.coding.calibration import Calibration
+from memhier.ann.multivector.storage.part import ItemPart
 from memhier.ann.zoom.filters.attributes import Schema
 from memhier.ann.zoom.storage.fresh import value_bytes
 

@@ -7,8 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from memhier.ann.multivector.items import BLOCK_BYTES, Block, spans
-from memhier.ann.multivector.part import ItemPart, positions
-from memhier.ann.multivector.snapshot import ItemSnapshot
+from memhier.ann.multivector.storage.part import ItemPart, positions
+from memhier.ann.multivector.storage.snapshot import ItemSnapshot
 from memhier.io.reader import Reader
 
 __all__ = ["StoredItems", "tokens_of"]

@@ -6,7 +6,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from memhier.ann.multivector.calibration import CALIBRATION, Calibration
+from memhier.ann.multivector.coding.calibration import CALIBRATION, Calibration
 from memhier.ann.zoom.filters.attributes import Schema
 from memhier.ann.zoom.filters.columns import DTYPES
 from memhier.ann.zoom.filters.conditions import LIST_TYPES

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memhier import backend
-from memhier.ann.multivector.book import COLUMNS, UNKNOWN, Coded, QueryTables, Table, TokenBook
+from memhier.ann.multivector.coding.book import COLUMNS, UNKNOWN, Coded, QueryTables, Table, TokenBook
 from memhier.ann.multivector.items import spans
 
 __all__ = ["SCORE_BYTES", "estimates", "list_scores", "max_sim", "max_sims", "upper_bounds"]

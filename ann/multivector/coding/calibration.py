@@ -14,10 +14,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from memhier.ann.multivector.book import QueryTables, TokenBook
+from memhier.ann.multivector.coding.book import QueryTables, TokenBook
+from memhier.ann.multivector.coding.scores import estimates, list_scores, max_sims
 from memhier.ann.multivector.items import ItemSource
-from memhier.ann.multivector.part import ItemArrays
-from memhier.ann.multivector.scores import estimates, list_scores, max_sims
+from memhier.ann.multivector.storage.part import ItemArrays
 from memhier.ann.zoom.pauses import pause
 from memhier.fields import Check, integer, real, record, row, sequence
 

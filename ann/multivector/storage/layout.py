@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, replace
 
-from memhier.ann.multivector.book import COLUMNS, NUMBER_BYTES
-from memhier.ann.multivector.postings import postings_bytes
-from memhier.ann.multivector.scores import SCORE_BYTES
+from memhier.ann.multivector.coding.book import COLUMNS, NUMBER_BYTES
+from memhier.ann.multivector.coding.postings import postings_bytes
+from memhier.ann.multivector.coding.scores import SCORE_BYTES
 from memhier.ann.zoom.filters.bitmaps import bitmap_bytes
 from memhier.ann.zoom.storage.layout import CONTEXTS_MOST, attribute_bytes, fresh_bytes
 from memhier.budget import format_bytes

@@ -6,9 +6,10 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from memhier.ann.multivector.book import COLUMNS
-from memhier.ann.multivector.catalog import ItemDescription
-from memhier.ann.multivector.layout import (
+from memhier.ann.multivector.coding.book import COLUMNS
+from memhier.ann.multivector.coding.postings import postings_bytes
+from memhier.ann.multivector.storage.catalog import ItemDescription
+from memhier.ann.multivector.storage.layout import (
     CODER_TIMES,
     ItemLayout,
     lists_for,
@@ -16,8 +17,7 @@ from memhier.ann.multivector.layout import (
     token_bytes_held,
     workspace_bytes,
 )
-from memhier.ann.multivector.postings import postings_bytes
-from memhier.ann.multivector.snapshot import VALUE_BYTES, ItemSnapshot
+from memhier.ann.multivector.storage.snapshot import VALUE_BYTES, ItemSnapshot
 from memhier.ann.zoom.filters.bitmaps import BitmapCache, bitmap_bytes
 from memhier.ann.zoom.storage.fresh import value_bytes
 from memhier.ann.zoom.storage.layout import CONTEXTS_MOST, fresh_bytes
