@@ -41,7 +41,7 @@ NAN = np.full((2, 4), np.nan, np.float32)
 )
 def test_a_build_refuses(tmp_path, items, options, words):
     with pytest.raises(ValueError, match=words):
-        MultiVectorIndex.build(tmp_path / "index", items, **{"dram": "2MiB", **options})
+        MultiVectorIndex.build(tmp_path / "index", items, **{"dram": "4MiB", **options})
     assert not (tmp_path / "index").exists()
 
 
@@ -49,7 +49,7 @@ def test_a_build_refuses_types(tmp_path):
     cases = [("text", {}), (np.ones((5, 4)), {}), ([np.array([["a"]])], {}), ([ONE], {"ids": ["a"]}), (7, {})]
     for items, options in cases:
         with pytest.raises(TypeError):
-            MultiVectorIndex.build(tmp_path / "index", items, dram="2MiB", **options)
+            MultiVectorIndex.build(tmp_path / "index", items, dram="4MiB", **options)
     assert not (tmp_path / "index").exists()
 
 
@@ -67,7 +67,7 @@ def index(tmp_path):
     """Return an index of 20 items."""
     items = data.drawn_items(20, 4, "float16")
     with MultiVectorIndex.build(
-        tmp_path / "index", items, attributes={"n": range(20)}, dram="2MiB", grow_to=60
+        tmp_path / "index", items, attributes={"n": range(20)}, dram="4MiB", grow_to=60
     ) as made:
         yield made
 
@@ -137,7 +137,7 @@ def test_kinds_locks_and_closed_indexes(index, tmp_path):
     index.close()
     index.close()
     with pytest.raises(FileExistsError):
-        MultiVectorIndex.build(index.path, [ONE], dram="2MiB")
+        MultiVectorIndex.build(index.path, [ONE], dram="4MiB")
     for call in (lambda: index.search(ONE, 3), lambda: index.add([ONE]), index.commit):
         with pytest.raises(ClosedError):
             call()

@@ -30,7 +30,7 @@ def queries_of(items, count, seed=1):
 def test_the_exact_search_finds_what_a_comparison_with_all_finds(tmp_path, dtype):
     items = data.drawn_items(400, 24, dtype)
     model = dict(enumerate(items))
-    with MultiVectorIndex.build(tmp_path / "index", items, dram="2MiB") as index:
+    with MultiVectorIndex.build(tmp_path / "index", items, dram="4MiB") as index:
         for query in queries_of(items, 12):
             data.assert_best(index.search(query, 10, recall=1.0), query, model, 10)
 
@@ -39,7 +39,7 @@ def test_the_exact_search_finds_what_a_comparison_with_all_finds(tmp_path, dtype
 def test_a_search_keeps_its_recall(tmp_path, dtype):
     items = data.drawn_items(1500, 24, dtype)
     queries = queries_of(items, 40)
-    with MultiVectorIndex.build(tmp_path / "index", items, dram="2MiB") as index:
+    with MultiVectorIndex.build(tmp_path / "index", items, dram="4MiB") as index:
         found = index.search(queries, 10)
         shares = [
             len(np.intersect1d(ids, data.best_of(query, items, 10)[0])) / 10
@@ -64,7 +64,7 @@ def test_items_of_one_to_three_hundred_tokens(tmp_path):
 def test_queries_of_many_vectors_take_several_tables(tmp_path):
     items = data.drawn_items(200, 16, "float32")
     query = np.concatenate(items[:8])[:150]
-    with MultiVectorIndex.build(tmp_path / "index", items, dram="2MiB") as index:
+    with MultiVectorIndex.build(tmp_path / "index", items, dram="4MiB") as index:
         data.assert_best(index.search(query, 7, recall=1.0), query, dict(enumerate(items)), 7)
         assert index.search(query, 7).ids[0] == data.best_of(query, items, 1)[0][0]
 
@@ -75,7 +75,7 @@ def test_ties_stand_in_the_order_of_ids(tmp_path):
     items = [kinds[number % 3] for number in range(90)]
     names = np.random.default_rng(1).permutation(90) + 1000
     query = kinds[1].astype(np.float32)
-    with MultiVectorIndex.build(tmp_path / "index", items, names, dram="2MiB") as index:
+    with MultiVectorIndex.build(tmp_path / "index", items, names, dram="4MiB") as index:
         wanted, scores = data.best_of(query, items, 40, names)
         for recall in (1.0, 0.99):
             found = index.search(query, 40, recall=recall)
@@ -89,7 +89,7 @@ def test_zero_vectors(tmp_path, zeros):
     items = [random.normal(size=(3, 8)).astype(np.float16) for _ in range(60)]
     for number in range(int(60 * zeros)):
         items[number][:] = 0
-    with MultiVectorIndex.build(tmp_path / "index", items, dram="2MiB") as index:
+    with MultiVectorIndex.build(tmp_path / "index", items, dram="4MiB") as index:
         for query in (np.zeros((2, 8)), -np.ones((1, 8)), random.normal(size=(4, 8))):
             data.assert_best(index.search(query, 70, recall=1.0), query, dict(enumerate(items)), 70)
         assert index.search(np.zeros((2, 8)), 3).ids.tolist() == [0, 1, 2]
@@ -101,7 +101,7 @@ def test_heavy_tailed_norms(tmp_path, tail):
     items = data.drawn_items(600, 12, "float32", 7)
     items = [item * np.exp(tail * random.normal(size=(len(item), 1))).astype(np.float32) for item in items]
     model = dict(enumerate(items))
-    with MultiVectorIndex.build(tmp_path / "index", items, dram="2MiB") as index:
+    with MultiVectorIndex.build(tmp_path / "index", items, dram="4MiB") as index:
         shares = []
         for query in queries_of(items, 10):
             data.assert_best(index.search(query, 10, recall=1.0), query, model, 10)
@@ -124,13 +124,13 @@ def test_vectors_far_beyond_those_of_the_build_are_found(tmp_path):
 @pytest.mark.parametrize("count", [1, 2, 11])
 def test_few_items(tmp_path, count):
     items = data.drawn_items(count, 5, "float32", seed=count)
-    with MultiVectorIndex.build(tmp_path / "index", items, dram="2MiB") as index:
+    with MultiVectorIndex.build(tmp_path / "index", items, dram="4MiB") as index:
         data.assert_best(index.search(items[0], 20), items[0], dict(enumerate(items)), 20)
 
 
 def test_copies_of_one_vector(tmp_path):
     items = [np.ones((3, 4), np.float32)] * 300
-    with MultiVectorIndex.build(tmp_path / "index", items, dram="2MiB") as index:
+    with MultiVectorIndex.build(tmp_path / "index", items, dram="4MiB") as index:
         assert index.search(np.ones((1, 4)), 5).ids.tolist() == [0, 1, 2, 3, 4]
 
 
@@ -139,7 +139,7 @@ def test_arrays_and_lengths_are_the_same_items(tmp_path):
     query = array[7, :3]
     found = []
     for number, (items, lengths) in enumerate([(array, None), (list(array), None), (array.reshape(-1, 8), [6] * 50)]):
-        with MultiVectorIndex.build(tmp_path / str(number), items, lengths=lengths, dram="2MiB") as index:
+        with MultiVectorIndex.build(tmp_path / str(number), items, lengths=lengths, dram="4MiB") as index:
             found.append(index.search([query, array[9]], 4))
     assert all(np.array_equal(each.ids, found[0].ids) for each in found)
     assert all(np.array_equal(each.scores, found[0].scores) for each in found)
@@ -150,7 +150,7 @@ def test_results_do_not_depend_on_the_budget(tmp_path):
     items = data.drawn_items(500, 16, "float16")
     queries = queries_of(items, 10)
     found = []
-    for number, dram in enumerate(["1MiB", "8MiB"]):
+    for number, dram in enumerate(["4MiB", "16MiB"]):
         with MultiVectorIndex.build(tmp_path / str(number), items, dram=dram) as index:
             found.append(index.search(queries, 10, recall=1.0))
     assert np.array_equal(found[0].ids, found[1].ids)
@@ -203,7 +203,7 @@ def test_a_filter_that_leaves_some_keeps_the_recall(tmp_path):
 
 def test_rows_and_order_of_a_result(tmp_path):
     items = data.drawn_items(20, 5, "float32")
-    with MultiVectorIndex.build(tmp_path / "index", items, dram="2MiB") as index:
+    with MultiVectorIndex.build(tmp_path / "index", items, dram="4MiB") as index:
         found = index.search([items[0], items[1]], 2)
         scores, ids = found
         assert scores is found.scores

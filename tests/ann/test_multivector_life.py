@@ -62,7 +62,7 @@ def begun(path, count=60):
     model = dict.fromkeys(range(1, count + 1), 0)
     columns = {"third": [name % 3 for name in model]}
     index = MultiVectorIndex.build(
-        path, child.items_of(model), list(model), attributes=columns, dram="3MiB", grow_to=400
+        path, child.items_of(model), list(model), attributes=columns, dram="6MiB", grow_to=400
     )
     return index, model
 
@@ -94,7 +94,7 @@ def test_random_changes_agree_with_a_model(tmp_path, small_sizes, seed):
 @pytest.mark.parametrize("empty", [np.empty((0, 6), np.float32), np.empty((0, 3, 6), np.float32)])
 def test_an_index_begins_empty_and_becomes_empty(tmp_path, empty):
     lengths = [] if empty.ndim == 2 else None
-    with MultiVectorIndex.build(tmp_path / "index", empty, lengths=lengths, dram="3MiB", grow_to=400) as index:
+    with MultiVectorIndex.build(tmp_path / "index", empty, lengths=lengths, dram="6MiB", grow_to=400) as index:
         assert len(index) == 0
         assert index.search(np.ones((2, 6)), 3).ids.tolist() == [-1, -1, -1]
         index.commit()

@@ -57,7 +57,8 @@ def token_set(name: str, dimension: int, count: int, asked: int) -> TokenSet:
     FileNotFoundError
         When a data set is missing.
     """
-    tokens, lengths = _words(dimension) if name == "words" else _patches(dimension)
+    made = _words if name == "words" else _patches
+    tokens, lengths = made(dimension, 2 * (count + asked) if count else 1 << 30)
     tokens /= np.maximum(np.linalg.norm(tokens, axis=1, keepdims=True), np.float32(1e-12))
     starts = np.concatenate([[0], np.cumsum(lengths)])
     order = np.random.default_rng(0).permutation(len(lengths))
@@ -67,13 +68,16 @@ def token_set(name: str, dimension: int, count: int, asked: int) -> TokenSet:
     return TokenSet(tokens[rows].astype(np.float16), lengths[kept], queries)
 
 
-def _words(dimension: int) -> tuple[Floats, Ints]:
+def _words(dimension: int, most: int) -> tuple[Floats, Ints]:
     folder = data_set_folder("ptb-rnnlm")
     vectors = np.load(folder / "ptb_cbow_100d.npz")["word_vecs"].astype(np.float32)
     places = {word: row for row, word in enumerate((folder / "vocab.txt").read_text().split("\n"))}
     sentences = []
     with zipfile.ZipFile(data_set_folder("brown") / "brown.zip") as archive:
-        for name in sorted(name for name in archive.namelist() if name[-2:].isdigit()):
+        names = sorted(name for name in archive.namelist() if name[-2:].isdigit())
+        for name in np.random.default_rng(1).permutation(names).tolist():
+            if len(sentences) >= most:
+                break
             for line in archive.read(name).decode("latin-1").split("\n"):
                 words = [each.rsplit("/", 1)[0].lower() for each in line.split()]
                 known = [places[word] for word in words if word in places][:_LONGEST]
@@ -96,10 +100,12 @@ def _context(words: Floats) -> Floats:
     return mean
 
 
-def _patches(dimension: int) -> tuple[Floats, Ints]:
+def _patches(dimension: int, most: int) -> tuple[Floats, Ints]:
     if dimension != _SIDE * _SIDE:
         raise ValueError(f"dimension={dimension}: patches have {_SIDE * _SIDE}")
-    images = load_images("fashion-mnist").train.astype(np.float32) / 255
+    pictures = load_images("fashion-mnist").train
+    some = np.random.default_rng(1).permutation(len(pictures))[:most]  # as they are sorted by class
+    images = pictures[some].astype(np.float32) / 255
     views = np.lib.stride_tricks.sliding_window_view(images, (_SIDE, _SIDE), axis=(1, 2))[:, ::_STRIDE, ::_STRIDE]
     patches = views.reshape(len(images), -1, _SIDE * _SIDE)
     there = patches.max(axis=2) > 0.1
