@@ -19,15 +19,15 @@ from memhier.ann.multivector.coding.scores import estimates, list_scores, max_si
 from memhier.ann.multivector.items import ItemSource
 from memhier.ann.multivector.storage.part import ItemArrays
 from memhier.ann.zoom.pauses import pause
-from memhier.fields import Check, integer, real, record, row, sequence
 
-__all__ = ["CALIBRATION", "NEIGHBOURS", "Calibration", "Effort", "learn"]
+__all__ = ["NEIGHBOURS", "Calibration", "Effort", "learn"]
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int64]
 
 RECALLS = (0.8, 0.9, 0.95, 0.98, 0.99, 0.995)
 NEIGHBOURS = 10
+"""Of a held-out query, that an effort is learnt from."""
 QUERIES = 320
 _LENGTHS = (32, 32, 16)  # vectors of held-out queries, in turn
 _ESTIMATED = 2048  # items whose codes are scored for a held-out query, those of the best list scores
@@ -50,11 +50,6 @@ _LOSSES = (
     0.001,
     0.0,
 )  # of a need
-
-CALIBRATION: Check = record(
-    {"biases": row(real(), real()), "efforts": sequence(row(real(0, 1), integer(1, 2**31), real(), real()))}
-)
-"""Describes a calibration as JSON."""
 
 
 @dataclass(frozen=True, slots=True)

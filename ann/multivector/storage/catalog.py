@@ -6,12 +6,12 @@ from typing import Any, Self
 
 import numpy as np
 
-from memhier.ann.multivector.coding.calibration import CALIBRATION, Calibration
+from memhier.ann.multivector.coding.calibration import Calibration
 from memhier.ann.zoom.filters.attributes import Schema
 from memhier.ann.zoom.filters.columns import DTYPES
 from memhier.ann.zoom.filters.conditions import LIST_TYPES
 from memhier.errors import FormatError
-from memhier.fields import decode_json, described, integer, mapping, one_of, optional, real, record, sequence, text
+from memhier.fields import decode_json, described, integer, mapping, one_of, optional, real, record, row, sequence, text
 from memhier.store.store import Store, Transaction
 
 __all__ = ["KEY", "KIND", "VERSION", "ItemDescription"]
@@ -43,11 +43,14 @@ _CHECK = record(
         "next_id": integer(0, 2**63),
         "trained_on": integer(),
         "changes": integer(),
-        "calibration": CALIBRATION,
+        "calibration": record({
+            "biases": row(real(), real()),
+            "efforts": sequence(row(real(0, 1), integer(1, 2**31), real(), real())),
+        }),
         "parts": sequence(_PART),
         "pending": sequence(_PART),
     }
-)
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
