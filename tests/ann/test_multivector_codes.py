@@ -16,7 +16,7 @@ from memhier.errors import BudgetError
 
 
 @pytest.mark.parametrize("lists", [1, 3, 400])
-@pytest.mark.parametrize("items", [1, 7, 3000])
+@pytest.mark.parametrize("items", [1, 7, 9000])
 def test_postings_tell_the_items_of_each_list(lists, items):
     random = np.random.default_rng([lists, items])
     starts = np.concatenate([[0], np.cumsum(random.integers(1, 5, items))])

@@ -1,12 +1,14 @@
 """MultiVectorIndex beside exhaustive MaxSim: dtypes, lengths, ties, filters, and data unlike that of a model."""
 
 import importlib.util
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from memhier.ann import MultiVectorIndex
+from memhier.ann.multivector.storage.layout import workspace_bytes
 
 spec = importlib.util.spec_from_file_location("multivector_data", Path(__file__).with_name("multivector_data.py"))
 data = importlib.util.module_from_spec(spec)
@@ -211,3 +213,21 @@ def test_rows_and_order_of_a_result(tmp_path):
         assert found.rows()[1][0] == {"id": int(ids[1, 0]), "score": float(scores[1, 0])}
         assert len(index.search(items[0], 30).rows()) == 20
         assert index.search([], 3).ids.shape == (0, 3)
+
+
+@pytest.mark.parametrize(("count", "longest"), [(1500, 32), (60, 300), (8000, 2)])
+def test_a_search_takes_no_more_memory_than_is_counted(tmp_path, count, longest):
+    items = data.drawn_items(count, 48, "float16", longest=longest)
+    query = np.concatenate(items[:6])[:32]
+    attributes = {"number": range(count)}
+    with MultiVectorIndex.build(tmp_path / "index", items, attributes=attributes, dram="6MiB") as index:
+        stats = index.stats()
+        assert stats["memory_bytes"] <= stats["planned_bytes"] <= stats["dram"]
+        work = workspace_bytes(stats["lists"], count, 64 << 10, 96, max(map(len, items)))
+        for options in ({}, {"recall": 1.0}, {"where": f"number < {count // 2}"}, {"k": 150}):
+            index.search(query, **{"k": 10, **options})
+            tracemalloc.start()
+            index.search(query, **{"k": 10, **options})
+            peak = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+            assert peak <= work + (64 << 10), options  # of Python's own objects

@@ -6,11 +6,13 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Postings", "postings_bytes"]
+__all__ = ["MARK_BYTES", "Postings", "postings_bytes"]
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 
-_TOGETHER = 1 << 15  # gaps that are decoded at a time, where a list alone has not more
+_TOGETHER = 1 << 12  # gaps that are decoded at a time
+MARK_BYTES = 56 * _TOGETHER
+"""DRAM of :meth:`Postings.mark`, marks apart."""
 
 
 @dataclass(frozen=True)
@@ -63,11 +65,15 @@ class Postings:
         first = 0
         while first < len(lists):
             before = int(ends[first - 1]) if first else 0
-            stop = max(first + 1, int(np.searchsorted(ends, before + _TOGETHER, side="right")))
-            marks[self._items(lows[first:stop], highs[first:stop])] = True
+            stop = int(np.searchsorted(ends, before + _TOGETHER, side="right"))
+            if stop > first:
+                self._mark_some(lows[first:stop], highs[first:stop], marks)
+            else:
+                self._mark_long(int(lows[first]), int(highs[first]), marks)
+                stop = first + 1
             first = stop
 
-    def _items(self, lows: Ints, highs: Ints) -> Ints:
+    def _mark_some(self, lows: Ints, highs: Ints, marks: npt.NDArray[np.bool_]) -> None:
         lengths = highs - lows
         ends = np.cumsum(lengths)
         total = int(ends[-1])
@@ -76,8 +82,16 @@ class Postings:
         last = gaps < _TOPS[self.gaps.dtype]
         sums = np.cumsum(gaps + last)
         before = np.concatenate([[0], sums])[ends - lengths]
-        found: Ints = (sums - np.repeat(before, lengths))[last] - 1
-        return found
+        marks[(sums - np.repeat(before, lengths))[last] - 1] = True
+
+    def _mark_long(self, low: int, high: int, marks: npt.NDArray[np.bool_]) -> None:
+        before = -1
+        for start in range(low, high, _TOGETHER):
+            gaps = self.gaps[start : min(high, start + _TOGETHER)].astype(np.int64)
+            last = gaps < _TOPS[self.gaps.dtype]
+            sums = before + np.cumsum(gaps + last)
+            marks[sums[last]] = True
+            before = int(sums[-1])
 
 
 _TOPS: dict[np.dtype[Any], int] = {np.dtype(np.uint8): 2**8 - 1, np.dtype(np.uint16): 2**16 - 1}

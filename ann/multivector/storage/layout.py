@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from memhier.ann.multivector.coding.book import COLUMNS, NUMBER_BYTES
-from memhier.ann.multivector.coding.postings import postings_bytes
+from memhier.ann.multivector.coding.postings import MARK_BYTES, postings_bytes
 from memhier.ann.multivector.coding.scores import SCORE_BYTES
 from memhier.ann.zoom.filters.bitmaps import bitmap_bytes
 from memhier.ann.zoom.storage.layout import CONTEXTS_MOST, attribute_bytes, fresh_bytes
@@ -31,7 +31,7 @@ _ROTATION_SHARE = 0.2  # of the budget, at most
 _SEARCHES_SHARE, _SEARCHES_MOST = 0.08, 8
 _CATALOG_BYTES = 16 << 10
 _SEGMENTS_BYTES = 4096  # the last pages of the segments of a part, in checksums
-_ITEM_BYTES = 48  # of a candidate: its number, scores, and the order of all
+_ITEM_BYTES = 64  # of a candidate: its number, scores, and the order of all
 CODER_TIMES = 4  # bytes for each value of a centroid while items are coded
 
 
@@ -122,7 +122,7 @@ def workspace_bytes(lists: int, items: int, together: int, token_bytes: int, lon
         Tokens of the longest item.
     """
     tables = 4 * COLUMNS * (lists + 512) + 12 * lists
-    return tables + _ITEM_BYTES * items + SCORE_BYTES + 4 * max(together, longest * token_bytes)
+    return tables + _ITEM_BYTES * items + SCORE_BYTES + MARK_BYTES + 4 * max(together, longest * token_bytes)
 
 
 def lists_for(tokens: int) -> int:
