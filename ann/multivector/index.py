@@ -393,7 +393,7 @@ class MultiVectorIndex(Closing):
         ----------
         compact
             Whether to :meth:`compact` as well. With None it does so once additions and removals since lists and codes
-            were made are more than the items of that time.
+            were made exceed three tenths of the items of that time.
 
         Notes
         -----
@@ -511,7 +511,8 @@ def _opened(store: Store, reader: Reader, about: ItemDescription) -> tuple[ItemF
     cache, dtype = BitmapCache(attribute_bytes(about.dram)), about.token_dtype
     opener = PartOpener(store, reader, cache, about.dimension, dtype, _WORK_BYTES)
     book = TokenBook.load(store, about.lists, about.dimension, about.scale)
-    parts = tuple(opener.load(entry, about.schema, about.lists, book.book.code_bytes) for entry in about.parts)
+    shape = about.lists, book.book.code_bytes, about.calibration.foreign
+    parts = tuple(opener.load(entry, about.schema, *shape) for entry in about.parts)
     waiting = WaitingItems.none(about.dimension, dtype)
     state = ItemSnapshot(book, parts, waiting, about.schema, about.calibration)
     return ItemFootprint(store, reader, cache, about), opener, state

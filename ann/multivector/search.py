@@ -160,18 +160,26 @@ class ItemSearch:
 
     def _bounded(self, tables: QueryTables) -> tuple[Ints, Floats]:
         """Return all allowed items with bounds that hold for certain."""
-        book, numbers = self._snapshot.book, self._allowed.numbers(self._snapshot)
+        numbers = self._allowed.numbers(self._snapshot)
+        self._tally["probed"], self._tally["candidates"] = self._snapshot.book.lists, len(numbers)
+        return numbers, self._upper_bounds(tables, numbers)
+
+    def _upper_bounds(self, tables: QueryTables, numbers: Ints) -> Floats:
         upper = np.empty(len(numbers), np.float32)
         for part, here, rows in self._snapshot.by_part(numbers):
-            upper[here] = upper_bounds(book, tables, part.arrays.coded, *part.arrays.bounds(rows))
-        self._tally["probed"], self._tally["candidates"] = book.lists, len(numbers)
-        return numbers, upper
+            upper[here] = upper_bounds(self._snapshot.book, tables, part.arrays.coded, *part.arrays.bounds(rows))
+        return upper
 
     def _estimated(self, tables: QueryTables, effort: Effort, left: int) -> tuple[Ints, Floats]:
-        """Return the items that may be among the best, with estimates widened by the effort's errors."""
+        """Return the items that may be among the best, with estimates widened by the effort's errors.
+
+        Those unlike the items that the effort was learnt from have bounds that hold for certain.
+        """
         snapshot, k = self._snapshot, self._k
         first, second = snapshot.calibration.biases
-        numbers = self._candidates(tables, effort, left)
+        foreign = self._foreign()
+        numbers = np.setdiff1d(self._candidates(tables, effort, left), foreign, assume_unique=True)
+        self._tally["candidates"] = len(numbers) + len(foreign)
         listed = np.empty(len(numbers), np.float32)
         for part, here, rows in snapshot.by_part(numbers):
             listed[here] = list_scores(tables, part.arrays.coded, *part.arrays.bounds(rows))
@@ -195,7 +203,16 @@ class ItemSearch:
                 kth = float(np.partition(known, done - k)[done - k])
         self._tally["estimated"] = done
         upper = estimated[:done] + np.float32(second * tables.length + effort.eps * tables.unit)
-        return numbers[:done], upper
+        every = np.concatenate([numbers[:done], foreign])
+        return every, np.concatenate([upper, self._upper_bounds(tables, foreign)])
+
+    def _foreign(self) -> Ints:
+        """Return the allowed items that are foreign; see `ItemPart`."""
+        found = [np.empty(0, np.int64)]
+        for part, base, flags in zip(self._snapshot.parts, self._snapshot.bases, self._allowed.parts, strict=False):
+            rows = part.foreign if flags is None else part.foreign[flags[part.foreign]]
+            found.append(rows + base)
+        return np.concatenate(found)
 
     def _candidates(self, tables: QueryTables, effort: Effort, left: int) -> Ints:
         """Return the allowed items with a token in a list near the query."""
@@ -214,11 +231,9 @@ class ItemSearch:
             for number, part in enumerate(snapshot.parts):
                 of_part = marks[snapshot.bases[number] : snapshot.bases[number + 1]]
                 part.arrays.postings.mark(lists, of_part)
-                of_part[part.unknown] = True
                 if (flags := self._allowed.parts[number]) is not None:
                     of_part &= flags
             numbers = np.flatnonzero(marks)
-        self._tally["candidates"] = len(numbers)
         return numbers
 
     def _rank(self, numbers: Ints, upper: Floats) -> int:

@@ -38,7 +38,7 @@ __all__ = ["ItemWriter"]
 Ints: TypeAlias = npt.NDArray[np.int64]
 
 _FIRST_TRAINED = 256  # items, from which on an index that was built without any is made anew
-_CHANGED = 1.0  # times the items that lists and codes were made for, before they are made anew
+_CHANGED = 0.3  # times the items that lists and codes were made for, before they are made anew
 _DEAD = 0.5  # of a part's items, before it is written anew
 
 
@@ -194,7 +194,7 @@ class ItemWriter:
             self._publish(tx, replace(about, parts=self._durable), [part.name for part in state.parts])
             tx.commit()
         self.about = about
-        part = self._opener.open(name, arrays, state.schema)
+        part = self._opener.open(name, arrays, state.schema, state.calibration.foreign)
         none = WaitingItems.none(about.dimension, about.token_dtype)
         return replace(state, parts=(*state.parts, part), waiting=none)
 
@@ -211,7 +211,7 @@ class ItemWriter:
                 entries.append(ItemPart.entry_of(name, arrays))
             self._commit(tx, replace(self.about, parts=entries, next_part=self.about.next_part + 1))
         if arrays is not None:
-            written.append(self._opener.open(name, arrays, state.schema))
+            written.append(self._opener.open(name, arrays, state.schema, state.calibration.foreign))
         self._lost = False
         return replace(state, parts=tuple(written))
 
@@ -255,7 +255,7 @@ class ItemWriter:
                 parts=[ItemPart.entry_of(name, arrays)],
             )  # fmt: skip
             self._commit(tx, about)
-        part = self._opener.open(name, arrays, state.schema)
+        part = self._opener.open(name, arrays, state.schema, learnt.foreign)
         self._lost = False
         return replace(state, book=book, parts=(part,), calibration=learnt)
 

@@ -99,7 +99,7 @@ def test_a_tenth_of_a_hundred_megabytes_is_enough(dimension):
     sizes = ItemSizes(items, 32 * items, dimension, 2, 48, 215464)
     layout = plan_items(sizes, 2 * dimension * 32 * items // 10)
     assert layout.memory_bytes <= 2 * dimension * 32 * items // 10
-    assert 8 * layout.code_bytes >= dimension / 2
+    assert 8 * layout.code_bytes >= dimension / 3
 
 
 def test_more_dram_makes_longer_codes_and_too_little_an_error():

@@ -231,3 +231,18 @@ def test_a_search_takes_no_more_memory_than_is_counted(tmp_path, count, longest)
             peak = tracemalloc.get_traced_memory()[1]
             tracemalloc.stop()
             assert peak <= work + (64 << 10), options  # of Python's own objects
+
+
+@pytest.mark.parametrize(("shift", "scale"), [(2.0, 1.0), (0.0, 4.0)])
+def test_items_unlike_those_of_the_build_are_found(tmp_path, shift, scale):
+    items = data.drawn_items(900, 16, "float32")
+    drifted = [scale * (item + np.float32(shift)) for item in data.drawn_items(250, 16, "float32", seed=9)]
+    both = items + drifted
+    with MultiVectorIndex.build(tmp_path / "index", items, dram="6MiB", grow_to=2000) as index:
+        index.add(drifted)
+        index.commit(compact=False)
+        shares = [
+            len(np.intersect1d(index.search(query, 10).ids, data.best_of(query, both, 10)[0])) / 10
+            for query in queries_of(drifted, 10) + queries_of(items, 10)
+        ]
+        assert np.mean(shares) >= 0.97

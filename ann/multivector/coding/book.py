@@ -19,7 +19,7 @@ from memhier.ann.zoom.storage.catalog import book_arrays, load_book
 from memhier.fields import described, stored_array
 from memhier.store.store import Store, Transaction
 
-__all__ = ["COLUMNS", "NUMBER_BYTES", "UNKNOWN", "Coded", "QueryTables", "Table", "TokenBook", "TokenCoder"]
+__all__ = ["COLUMNS", "LEVELS", "NUMBER_BYTES", "UNKNOWN", "Coded", "QueryTables", "Table", "TokenBook", "TokenCoder"]
 
 COLUMNS = 32  # vectors of a query that are compared with all centroids at a time
 NUMBER_BYTES = 4  # of a token beside its code: list, scale and error
@@ -31,8 +31,9 @@ _CENTROID_MOST = 6e4  # of a value in half precision
 _LEAST = 2.0**-11  # the unit of residuals: centroids are rounded to half precision
 # Bytes of scales and errors, in the root mean square length of residuals: twelve to an octave, 0 for nothing.
 _STEPS, _MIDDLE = 12, 149
-_LEVELS = (2.0 ** ((np.arange(256) - _MIDDLE) / _STEPS)).astype(np.float32)
-_LEVELS[0], _LEVELS[UNKNOWN] = 0, np.inf
+LEVELS = (2.0 ** ((np.arange(256) - _MIDDLE) / _STEPS)).astype(np.float32)
+LEVELS[0], LEVELS[UNKNOWN] = 0, np.inf
+"""Scales and errors by their bytes, in the unit of residuals."""
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Bytes: TypeAlias = npt.NDArray[np.uint8]
@@ -128,7 +129,7 @@ class TokenBook:
     @cached_property
     def levels(self) -> Floats:
         """The scales by their bytes, float32 ``[256]``."""
-        return _LEVELS * np.float32(self.book.unit)
+        return LEVELS * np.float32(self.book.unit)
 
     def turned(self, tokens: npt.NDArray[Any]) -> Floats:
         """Return tokens ``[t, d]`` scaled, in the axes of the codes."""
@@ -192,7 +193,7 @@ class TokenCoder:
         product = np.einsum("ij,ij->i", values, head)
         best = product / np.maximum(np.einsum("ij,ij->i", values, values), np.float32(1e-30))
         scales = _nearest_levels(best / np.float32(book.unit))
-        wrong = head - (_LEVELS[scales] * np.float32(book.unit))[:, None] * values
+        wrong = head - (LEVELS[scales] * np.float32(book.unit))[:, None] * values
         error = np.sqrt(np.square(wrong, dtype=np.float64).sum(axis=1) + np.square(tail, dtype=np.float64).sum(axis=1))
         return Coded(lists.astype(np.uint16), book.pack(fields), scales, _levels_above(error / book.unit))
 
@@ -211,7 +212,7 @@ def _nearest_levels(values: Floats) -> Bytes:
 
 def _levels_above(values: npt.NDArray[np.float64]) -> Bytes:
     """Return the bytes of the least levels that are not below values."""
-    return np.searchsorted(_LEVELS[:UNKNOWN], values * (1 + 2**-12)).astype(np.uint8)
+    return np.searchsorted(LEVELS[:UNKNOWN], values * (1 + 2**-12)).astype(np.uint8)
 
 
 class Table(NamedTuple):

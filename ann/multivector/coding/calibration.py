@@ -8,7 +8,7 @@ et al., 2022) picks the least one whose loss over the queries, with one more of 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -31,6 +31,7 @@ NEIGHBOURS = 10
 QUERIES = 320
 _LENGTHS = (32, 32, 16)  # vectors of held-out queries, in turn
 _ESTIMATED = 2048  # items whose codes are scored for a held-out query, those of the best list scores
+_FOREIGN_SHARE, _FOREIGN_TIMES = 0.999, 1.05  # of the items, that are not foreign; and of their errors
 _RANKED = 256  # items whose exact scores are looked at, those of the best estimates
 _LOSSES = (
     0.3,
@@ -81,10 +82,13 @@ class Calibration:
         By how much list scores and estimates are too low for neighbours, on average, for a query of length one.
     efforts
         Recall, probes, gap and eps, ascending; see :class:`Effort`.
+    foreign
+        Items whose tokens err by more, on average, are unlike those that the efforts were learnt from; 0 tells nothing.
     """
 
     biases: tuple[float, float] = (0.0, 0.0)
     efforts: Sequence[tuple[float, int, float, float]] = field(default_factory=tuple)
+    foreign: float = 0.0
 
     def effort(self, recall: float) -> Effort | None:
         """Return the effort that reaches a recall; None where only bounds that hold for certain do."""
@@ -97,7 +101,8 @@ class Calibration:
     def of_json(cls, value: dict[str, Any]) -> "Calibration":
         """Return it from a value as `CALIBRATION` describes it."""
         first, second = value["biases"]
-        return cls((first, second), tuple((each[0], each[1], each[2], each[3]) for each in value["efforts"]))
+        efforts = tuple((each[0], each[1], each[2], each[3]) for each in value["efforts"])
+        return cls((first, second), efforts, value["foreign"])
 
 
 def learn(book: TokenBook, arrays: ItemArrays, source: ItemSource, seed: int) -> Calibration:
@@ -112,12 +117,16 @@ def learn(book: TokenBook, arrays: ItemArrays, source: ItemSource, seed: int) ->
         most = min(len(tokens), _LENGTHS[number % len(_LENGTHS)])
         query = tokens[np.sort(random.permutation(len(tokens))[:most])].astype(np.float32)
         looked.append(_Needs.of(book, arrays, source, query, own))
-    return _calibration([each for each in looked if each.unit > 0])
+    looked = [each for each in looked if each.unit > 0]
+    errors = arrays.mean_errors()
+    errors = errors[np.isfinite(errors)]
+    if not looked or not len(errors):
+        return Calibration()
+    limit = _FOREIGN_TIMES * float(np.quantile(errors, _FOREIGN_SHARE, method="higher"))
+    return replace(_calibration(looked), foreign=max(limit, 1e-30))
 
 
 def _calibration(looked: "Sequence[_Needs]") -> Calibration:
-    if not looked:
-        return Calibration()
     first = float(np.mean([np.mean(each.scores - each.listed) / each.length for each in looked]))
     second = float(np.mean([np.mean(each.scores - each.estimated) / each.length for each in looked]))
     probes = np.stack([each.probes for each in looked])

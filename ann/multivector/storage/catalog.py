@@ -46,6 +46,7 @@ _CHECK = record(
         "calibration": record({
             "biases": row(real(), real()),
             "efforts": sequence(row(real(0, 1), integer(1, 2**31), real(), real())),
+            "foreign": real(0),
         }),
         "parts": sequence(_PART),
         "pending": sequence(_PART),

@@ -88,7 +88,7 @@ class ItemFootprint:
         tokens, items = int(lengths.sum()) + int(waiting.starts[-1]), len(ids) + len(waiting)
         needed = self.planned(state) - waiting.memory_bytes + _PART_BYTES
         needed += 2 * min(room, int(each.sum()) + waiting.memory_bytes) + CODER_TIMES * book.dimension * book.lists
-        needed += tokens * token_bytes_held(book.book.code_bytes) + 12 * items
+        needed += tokens * token_bytes_held(book.book.code_bytes) + 20 * items
         needed += postings_bytes(tokens, items, book.lists) + 3 * bitmap_bytes(items)
         needed += 4 * (tokens * (token_bytes + token_bytes_held(book.book.code_bytes)) // PAGE_BYTES)
         more = self._search_bytes(state, longest, items) - self._search_bytes(state, state.longest)

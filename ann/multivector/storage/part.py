@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from memhier.ann.multivector.coding.book import UNKNOWN, Coded
+from memhier.ann.multivector.coding.book import LEVELS, UNKNOWN, Coded
 from memhier.ann.multivector.coding.postings import Postings
 from memhier.ann.zoom.filters.attributes import Attributes, Schema
 from memhier.ann.zoom.filters.bitmaps import BitmapCache, Words, pack, popcount, unpack, word_count
@@ -64,6 +64,15 @@ class ItemArrays:
     def bounds(self, items: Ints) -> tuple[Ints, Ints]:
         """Return where the tokens of items begin and end, int64 ``[m]`` each."""
         return self.starts[items].astype(np.int64), self.starts[items + 1].astype(np.int64)
+
+    def mean_errors(self) -> npt.NDArray[np.float64]:
+        """Return the mean error of the tokens of each item, in the unit of residuals, float64 ``[n]``."""
+        sums = np.concatenate([[0], np.cumsum(LEVELS[np.minimum(self.coded.errors, UNKNOWN - 1)], dtype=np.float64)])
+        unknown = np.concatenate([[0], np.cumsum(self.coded.errors == UNKNOWN)])
+        lows, highs = self.bounds(np.arange(len(self)))
+        means: npt.NDArray[np.float64] = (sums[highs] - sums[lows]) / (highs - lows)
+        means[unknown[highs] > unknown[lows]] = np.inf
+        return means
 
     def named(self) -> dict[str, npt.NDArray[Any]]:
         """Return the arrays by the suffix of their segments."""
@@ -135,6 +144,8 @@ class ItemPart:
         None where the index has none.
     lease
         Keeps the file with the reader.
+    foreign
+        int64: items unlike those that the efforts of searches were learnt from.
     """
 
     name: str
@@ -146,6 +157,7 @@ class ItemPart:
     alive_name: str | None = None
     attributes: Attributes | None = None
     lease: object = None
+    foreign: Ints = field(default_factory=lambda: np.empty(0, np.int64))
 
     def __len__(self) -> int:
         return len(self.arrays)
@@ -166,12 +178,6 @@ class ItemPart:
         """Tokens of the longest item."""
         return int(self.lengths.max())
 
-    @cached_property
-    def unknown(self) -> Ints:
-        """The items with a token whose code tells nothing, as none like it was there at build."""
-        tokens = np.flatnonzero(self.arrays.coded.errors == UNKNOWN)
-        return np.unique(np.searchsorted(self.arrays.starts, tokens, side="right") - 1).astype(np.int64)
-
     @property
     def token_bytes(self) -> int:
         """Bytes of a token on SSD."""
@@ -186,7 +192,7 @@ class ItemPart:
     @property
     def memory_bytes(self) -> int:
         """DRAM held, in bytes."""
-        held = self.arrays.memory_bytes + self.unknown.nbytes + (0 if self.alive is None else self.alive.nbytes)
+        held = self.arrays.memory_bytes + self.foreign.nbytes + (0 if self.alive is None else self.alive.nbytes)
         return held + (0 if self.attributes is None else self.attributes.memory_bytes)
 
     def is_alive(self) -> npt.NDArray[np.bool_]:
@@ -250,8 +256,13 @@ class PartOpener:
         self._store, self._reader, self._cache = store, reader, cache
         self._dimension, self._dtype, self._work_bytes = dimension, dtype, work_bytes
 
-    def open(self, name: str, arrays: ItemArrays, schema: Schema, alive_name: str | None = None) -> ItemPart:
-        """Return a committed part whose arrays are known."""
+    def open(
+        self, name: str, arrays: ItemArrays, schema: Schema, limit: float, alive_name: str | None = None
+    ) -> ItemPart:
+        """Return a committed part whose arrays are known.
+
+        `limit` is the mean error of an item beyond which it is foreign; 0 where that is not known.
+        """
         count, alive = len(arrays), None
         if alive_name is not None:
             alive = stored_array(self._store, alive_name, np.uint64, (word_count(count),))
@@ -262,7 +273,8 @@ class PartOpener:
         lease = _Lease()
         file = self._store.attach(f"{name}-tokens", self._reader)
         when_gone(lease, partial(_close, self._reader, [file]))
-        part = ItemPart(name, arrays, file, self._dimension, self._dtype, alive, alive_name, None, lease)
+        foreign = np.flatnonzero(arrays.mean_errors() > limit) if limit else np.empty(0, np.int64)
+        part = ItemPart(name, arrays, file, self._dimension, self._dtype, alive, alive_name, None, lease, foreign)
         return self.widened(part, schema)
 
     def widened(self, part: ItemPart, schema: Schema) -> ItemPart:
@@ -276,10 +288,10 @@ class PartOpener:
         when_gone(attributes, partial(_close, self._reader, [each for each in columns if isinstance(each, StoredAny)]))
         return replace(part, attributes=attributes)
 
-    def load(self, entry: dict[str, Any], schema: Schema, lists: int, code_bytes: int) -> ItemPart:
-        """Return the part that `entry` of the catalog describes."""
+    def load(self, entry: dict[str, Any], schema: Schema, lists: int, code_bytes: int, limit: float) -> ItemPart:
+        """Return the part that `entry` of the catalog describes; see :meth:`open`."""
         arrays = ItemArrays.load(self._store, entry, lists, code_bytes)
-        return self.open(entry["name"], arrays, schema, entry["alive"])
+        return self.open(entry["name"], arrays, schema, limit, entry["alive"])
 
 
 def _close(reader: Reader, files: Sequence[int | StoredAny]) -> None:

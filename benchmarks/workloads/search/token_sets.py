@@ -72,7 +72,7 @@ def _words(dimension: int, most: int) -> tuple[Floats, Ints]:
     folder = data_set_folder("ptb-rnnlm")
     vectors = np.load(folder / "ptb_cbow_100d.npz")["word_vecs"].astype(np.float32)
     places = {word: row for row, word in enumerate((folder / "vocab.txt").read_text().split("\n"))}
-    sentences = []
+    sentences = list[Floats]()
     with zipfile.ZipFile(data_set_folder("brown") / "brown.zip") as archive:
         names = sorted(name for name in archive.namelist() if name[-2:].isdigit())
         for name in np.random.default_rng(1).permutation(names).tolist():
