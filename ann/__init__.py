@@ -7,13 +7,16 @@ from memhier.lazy import lazy
 if TYPE_CHECKING:
     from memhier.ann.decoder import LogitIndex, SparseLogits, TopKSoftmax
     from memhier.ann.files import GroundTruth, VectorReader, open_vectors, read_ground_truth, write_vectors
+    from memhier.ann.multivector import ItemResult, MultiVectorIndex
     from memhier.ann.zoom import CandidateRecord, Explanation, RangeResult, SearchResult, ZoomIndex
 
 __all__ = [
     "CandidateRecord",
     "Explanation",
     "GroundTruth",
+    "ItemResult",
     "LogitIndex",
+    "MultiVectorIndex",
     "RangeResult",
     "SearchResult",
     "SparseLogits",
@@ -29,6 +32,7 @@ __all__ = [
 _HOMES = {
     "decoder": ("LogitIndex", "SparseLogits", "TopKSoftmax"),
     "files": ("GroundTruth", "VectorReader", "open_vectors", "read_ground_truth", "write_vectors"),
+    "multivector": ("ItemResult", "MultiVectorIndex"),
     "zoom": ("CandidateRecord", "Explanation", "RangeResult", "SearchResult", "ZoomIndex"),
 }
 if not TYPE_CHECKING:  # a type checker would take any name for one of the package

@@ -59,6 +59,7 @@ if TYPE_CHECKING:
         WavePart = _core.WavePart
         belady_hits: Final = staticmethod(_core.belady_hits)
         code_scan: Final = staticmethod(_core.code_scan)
+        code_max_sims: Final = staticmethod(_core.code_max_sims)
         crc32c: Final = staticmethod(_core.crc32c)
         crc32c_by_table: Final = staticmethod(_core.crc32c_by_table)
         crc32c_pages: Final = staticmethod(_core.crc32c_pages)
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
         embedding_take_steps: Final = staticmethod(_core.embedding_take_steps)
         embedding_update: Final = staticmethod(_core.embedding_update)
         fence: Final = staticmethod(_core.fence)
+        list_max_sims: Final = staticmethod(_core.list_max_sims)
         nearest_rows: Final = staticmethod(_core.nearest_rows)
         next_uses: Final = staticmethod(_core.next_uses)
         pq_scan: Final = staticmethod(_core.pq_scan)

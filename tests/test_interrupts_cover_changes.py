@@ -22,6 +22,7 @@ TABLES = "forward gradient_norm initial_weights optimizer_state stats weights"
 
 READS = {
     "LogitIndex": "choose distribution is_stale log_prob logits partition save scan_pays stats topk way",
+    "MultiVectorIndex": "push reconstruct search stats",
     "Store": "attach check get keys newer not_writable push read_segment segments",
     "Reader": "read run stats",
     "Rows": "read read_range",
@@ -44,6 +45,7 @@ READS = {
 """What changes nothing, by class; of a trained table `forward` borrows rows by calls that are shielded."""
 
 MADE_OF_OTHERS = {
+    "MultiVectorIndex": "build compact",
     "ZoomIndex": "build commit compact",
     "TopKSoftmax": "from_linear open sample",
     "LogitIndex": "build",

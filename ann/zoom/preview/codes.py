@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from memhier import backend
 
-__all__ = ["WIDTHS", "CodeBook", "train_codes"]
+__all__ = ["WIDTHS", "CodeBook", "chunks", "train_codes"]
 
 WIDTHS = (8, 4, 2, 1)
 _BLOCK = 8  # dimensions that get the same bits, so that they take whole bytes. From 128 dimensions on twice as many:
@@ -137,7 +137,7 @@ class CodeBook:
         fields, values, factors = self.fields_of(residuals)
         with np.errstate(over="ignore", invalid="ignore"):  # errors far beyond the unit are unknown
             numbers = self._numbers(residuals / np.float32(self.unit), values, factors / np.float32(self.unit))
-        return self._pack(fields), numbers
+        return self.pack(fields), numbers
 
     def _numbers(self, residuals: Floats, values: Floats, exact: Floats) -> Shorts:
         """Return the numbers of residuals, in units; their codes stand for `values` times a factor."""
@@ -184,6 +184,11 @@ class CodeBook:
 
     def decode(self, codes: Bytes, numbers: Shorts) -> Floats:
         """Return approximate residuals of codes ``[n, code_bytes]``, in units, on the coded axes ``[n, coded]``."""
+        _, factors, _ = self.numbers_of(numbers)
+        return (self.values_of(codes) * factors[:, None]).astype(np.float32, copy=False)
+
+    def values_of(self, codes: Bytes) -> Floats:
+        """Return the values that codes ``[n, code_bytes]`` stand for, to be multiplied by a factor, ``[n, coded]``."""
         fields = np.empty((len(codes), len(self.alpha)), np.float32)
         for start, first, width, dimensions in chunks(self.dimensions):
             columns = -(-dimensions * width // 8)
@@ -193,9 +198,9 @@ class CodeBook:
                 part = codes[:, start : start + taken] >> np.uint8(field * width) & np.uint8(2**width - 1)
                 fields[:, first + low : first + low + taken] = part
         half = np.repeat((2.0 ** np.array(WIDTHS, np.float32) - 1) / 2, self.dimensions)
-        _, factors, _ = self.numbers_of(numbers)
-        values = (fields - half) * self.alpha * factors[:, None]
-        return values.astype(np.float32, copy=False)
+        fields -= half
+        fields *= self.alpha
+        return fields
 
     def _round(self, relative: Floats, levels: Floats) -> Bytes:
         """Return the fields of axes in steps ``[n, coded]``, at the scale of each row that errs least."""
@@ -220,8 +225,8 @@ class CodeBook:
             least[better] = error[better]
         return fields
 
-    def _pack(self, fields: Bytes) -> Bytes:
-        """Return fields ``[n, coded]`` packed as the native scan unpacks them."""
+    def pack(self, fields: Bytes) -> Bytes:
+        """Return the fields of :meth:`fields_of` ``[n, coded]`` packed as the native scan unpacks them."""
         packed = np.zeros((len(fields), self.code_bytes), np.uint8)
         for start, first, width, dimensions in chunks(self.dimensions):
             columns = -(-dimensions * width // 8)

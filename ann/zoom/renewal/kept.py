@@ -12,7 +12,7 @@ from memhier.ann.zoom.preview.scan_arguments import split_positions
 from memhier.ann.zoom.storage.ids import Located
 from memhier.ann.zoom.storage.snapshot import IndexSnapshot
 
-__all__ = ["Kept", "rows_lacking", "values_kept"]
+__all__ = ["Kept", "column_objects", "rows_lacking", "values_kept"]
 
 Objects: TypeAlias = npt.NDArray[np.object_]
 
@@ -61,7 +61,7 @@ def values_kept(state: IndexSnapshot, places: Located, attributes: Any) -> dict[
         if not len(here) or part.attributes is None:
             continue
         for name, column in part.attributes.take(rows[here], list(missing)).items():
-            found[name][here] = _objects(column)
+            found[name][here] = column_objects(column)
     return {name: Kept(found[name], flags) for name, flags in missing.items()}
 
 
@@ -80,7 +80,7 @@ def rows_lacking(name: str, attributes: Any, count: int) -> npt.NDArray[np.bool_
     return np.full(count, name not in list(names))
 
 
-def _objects(column: npt.NDArray[Any]) -> Objects:
+def column_objects(column: npt.NDArray[Any]) -> Objects:
     """Return values of a column as Python's, None for null."""
     if isinstance(column, np.ma.MaskedArray):
         values, nulls = np.ma.getdata(column).astype(object), np.ma.getmaskarray(column)

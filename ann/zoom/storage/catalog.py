@@ -36,7 +36,9 @@ from memhier.fields import (
 )
 from memhier.store.store import Staging, Store, Transaction
 
-__all__ = ["AUDIT_KEY", "KIND", "VERSION", "Description", "load_preview", "write_preview"]
+__all__ = [
+    "AUDIT_KEY", "KIND", "VERSION", "Description", "book_arrays", "load_book", "load_preview", "write_preview",
+]  # fmt: skip
 
 KIND = "zoom-index"
 AUDIT_KEY = "audit"  # of the record of the audit
@@ -193,18 +195,18 @@ def write_preview(tx: Transaction | Staging, preview: Preview, *, radii: bool = 
     if radii:
         arrays["radii"] = preview.radii
     if isinstance(book, CodeBook):
-        numbers = np.array([*book.dimensions, book.rotation.ndim], np.int64)
-        arrays |= {
-            "rotation": book.rotation,
-            "alpha": book.alpha,
-            "share": book.share,
-            "book": numbers,
-        }
-        arrays |= {"unit": np.array([book.unit]), "ratios": book.ratios}
+        arrays |= book_arrays(book)
     else:
         arrays["codebook"] = book.books
     for name, array in arrays.items():
         tx.segment(name).append(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+
+
+def book_arrays(book: CodeBook) -> dict[str, npt.NDArray[Any]]:
+    """Return the contents of the segments of a code book by name; :func:`load_book` reads them."""
+    numbers = np.array([*book.dimensions, book.rotation.ndim], np.int64)
+    arrays = {"rotation": book.rotation, "alpha": book.alpha, "share": book.share, "book": numbers}
+    return {**arrays, "unit": np.array([book.unit]), "ratios": book.ratios}
 
 
 def load_preview(store: Store, about: Description) -> Preview:
@@ -218,13 +220,14 @@ def load_preview(store: Store, about: Description) -> Preview:
             if books.shape[0] * books.shape[1] < dimension:
                 raise CorruptionError(f"{store.path}: a code book of {books.shape} for {dimension} dimensions")
             return Preview(router, ProductBook(books), radii, inner)
-        book = _load_book(store, dimension)
+        book = load_book(store, dimension)
         if book.code_bytes != about.book_bytes:
             raise CorruptionError(f"{store.path}: codes of {book.code_bytes} bytes, expected {about.book_bytes}")
         return Preview(router, book, radii, inner, about.on_ssd)
 
 
-def _load_book(store: Store, dimension: int) -> CodeBook:
+def load_book(store: Store, dimension: int) -> CodeBook:
+    """Return the code book of a store, of vectors with `dimension` axes."""
     *widths, axes = stored_array(store, "book", np.int64, (5,)).tolist()
     if not all(0 <= width <= dimension for width in widths) or not 0 < sum(widths) <= dimension or axes not in (1, 2):
         raise CorruptionError(f"{store.path}: the segment 'book' says {[*widths, axes]} of {dimension} dimensions")

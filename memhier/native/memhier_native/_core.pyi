@@ -284,6 +284,30 @@ def walk_lists(
     nearest: numpy.typing.NDArray[numpy.int64],
 ) -> None: ...
 def reach_lists(*, links: numpy.typing.NDArray[numpy.int32], reached: numpy.typing.NDArray[numpy.uint8]) -> None: ...
+def list_max_sims(
+    *,
+    products: numpy.typing.NDArray[numpy.float32],
+    lists: numpy.typing.NDArray[numpy.uint16],
+    errors: numpy.typing.NDArray[numpy.uint8],
+    lows: numpy.typing.NDArray[numpy.int64],
+    highs: numpy.typing.NDArray[numpy.int64],
+    out: numpy.typing.NDArray[numpy.float32],
+) -> None: ...
+def code_max_sims(
+    *,
+    products: numpy.typing.NDArray[numpy.float32],
+    lists: numpy.typing.NDArray[numpy.uint16],
+    errors: numpy.typing.NDArray[numpy.uint8],
+    lows: numpy.typing.NDArray[numpy.int64],
+    highs: numpy.typing.NDArray[numpy.int64],
+    codes: numpy.typing.NDArray[numpy.uint8],
+    scales: numpy.typing.NDArray[numpy.uint8],
+    chunks: numpy.typing.NDArray[numpy.int64],
+    alpha: numpy.typing.NDArray[numpy.float32],
+    levels: numpy.typing.NDArray[numpy.float32],
+    heads: numpy.typing.NDArray[numpy.float32],
+    out: numpy.typing.NDArray[numpy.float32],
+) -> None: ...
 def nearest_rows(
     *,
     queries: numpy.typing.NDArray[numpy.float32],

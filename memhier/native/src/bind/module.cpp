@@ -14,6 +14,7 @@ NB_MODULE(_core, m) {
   register_embedding(m);
   register_links(m);
   register_list_graph(m);
+  register_max_sim(m);
   register_nearest_lists(m);
   register_offline(m);
   register_policies(m);

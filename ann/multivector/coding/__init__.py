@@ -1,0 +1,1 @@
+"""Codes of tokens, scores from them, and the effort of a search."""

@@ -1,0 +1,518 @@
+"""MultiVectorIndex: search items of many vectors by MaxSim, with their tokens on SSD."""
+
+import shutil
+from os import PathLike
+from pathlib import Path
+from threading import RLock
+from typing import Any, Self
+
+import numpy as np
+
+from memhier.ann.multivector.build import ItemBuild, build_items
+from memhier.ann.multivector.coding.book import TokenBook
+from memhier.ann.multivector.items import GivenItems, as_queries
+from memhier.ann.multivector.results import ItemResult
+from memhier.ann.multivector.search import TALLY, Allowed, ItemSearch
+from memhier.ann.multivector.storage.catalog import KIND, ItemDescription
+from memhier.ann.multivector.storage.footprint import ItemFootprint
+from memhier.ann.multivector.storage.layout import read_bytes
+from memhier.ann.multivector.storage.part import PartOpener
+from memhier.ann.multivector.storage.snapshot import ItemSnapshot, WaitingItems
+from memhier.ann.multivector.storage.stored import tokens_of
+from memhier.ann.multivector.writer import ItemWriter
+from memhier.ann.zoom.arguments import check_either, check_given
+from memhier.ann.zoom.filters.bitmaps import BitmapCache
+from memhier.ann.zoom.search.searcher import Turns
+from memhier.ann.zoom.storage.ids import as_ids, with_repeats
+from memhier.ann.zoom.storage.layout import attribute_bytes, read_depth
+from memhier.arguments import check_here, check_int, check_number
+from memhier.budget import parse_bytes
+from memhier.closing import Closing
+from memhier.errors import ClosedError, FormatError
+from memhier.io.reader import Reader
+from memhier.shield import close_made, shielded, shielded_giving
+from memhier.store.store import CACHE_BYTES, Store, Transfer, Verify
+
+__all__ = ["MultiVectorIndex"]
+
+TARGET = 0.99
+_WORK_BYTES = 1 << 18  # of a running filter
+
+
+class MultiVectorIndex(Closing):
+    """An index of items with many vectors each, such as the tokens of a passage or the patches of an image.
+
+    The score of an item is MaxSim (ColBERT, arXiv 2004.12832): the sum, over the vectors of the query, of the largest
+    inner product with a vector of the item. DRAM holds a code of a few bytes for each vector, SSD the vectors. A search
+    finds candidates by lists of like vectors, estimates their scores from codes, reads the items that may be among the
+    best, and ranks those exactly. :meth:`build` makes an index, :meth:`open` opens it. Searches may run from several
+    threads at once.
+
+    Examples
+    --------
+    >>> import numpy as np, tempfile
+    >>> from memhier.ann import MultiVectorIndex
+    >>> random = np.random.default_rng(0)
+    >>> items = [random.normal(size=(length, 32)).astype("float16") for length in random.integers(5, 40, 500)]
+    >>> path = tempfile.mkdtemp() + "/index"
+    >>> with MultiVectorIndex.build(path, items, dram="8MiB") as index:
+    ...     index.search(items[7][:5], k=3).ids[0]
+    np.int64(7)
+    """
+
+    def __init__(self, store: Store) -> None:
+        if not isinstance(store, Store):
+            raise TypeError(f"store={store!r}: expected a Store; MultiVectorIndex.open(path) opens an index")
+        self._store = store
+        about = self._about = ItemDescription.load(store)
+        self._reader = reader = Reader(depth=read_depth(about.dram))
+        try:
+            self._footprint, opener, self._state = _opened(store, reader, about)
+        except BaseException:
+            reader.close()
+            raise
+        self._closed = False
+        self._turns = Turns(about.searches)
+        writable = store.writable
+        self._writer = ItemWriter(store, reader, opener, about, self._footprint) if writable else None
+        self._lock = RLock() if self._writer is None else self._writer.lock
+
+    @classmethod
+    def build(
+        cls,
+        path: str | PathLike[str],
+        items: Any,
+        ids: object = None,
+        *,
+        lengths: object = None,
+        attributes: Any = None,
+        dram: int | str = "64MiB",
+        grow_to: int = 0,
+        seed: int = 0,
+    ) -> Self:
+        """Build an index in the new directory `path` and return it open.
+
+        The last step is atomic, and no index appears under `path` before it.
+
+        Parameters
+        ----------
+        path
+            A directory that does not exist yet, in a folder that does.
+        items
+            A list of matrices ``[vectors, d]``, one for each item, or an array ``[items, vectors, d]``. With `lengths`,
+            a matrix of the vectors of all items, end to end; a memmap is read in blocks, three times. The dtype is
+            float32, float16, int8 or uint8; other floats, and other integers that float32 holds exactly, are stored as
+            float32. Every item has at least one vector. ``np.empty((0, d), dtype)`` with ``lengths=[]`` makes an index
+            to be filled by :meth:`add`; give `grow_to` then. The build takes DRAM for the codes, a sample for training
+            of at most 256 MiB, twice, and some 50 bytes a vector.
+        ids
+            Integers ``[n]`` other than -1, each once; 0 to n - 1 when not given.
+        lengths
+            Integers ``[n]``: the number of vectors of each item, where `items` is one matrix.
+        attributes
+            Values that searches may filter by, as in :meth:`ZoomIndex.build <memhier.ann.ZoomIndex.build>`, one for
+            each item.
+        dram
+            The DRAM that the open index may hold, as bytes or text such as ``"64MiB"``. It covers codes, lists, ids,
+            checksums, the buffers of all searches that run at a time, filters, marks of removed items, items that wait
+            to be written, and the coding of these. It does not cover arguments and results of calls, Python's own
+            objects, and the joins and rebuilds of :meth:`commit`, which take the DRAM of a build of the items
+            concerned. The build chooses the longest codes that fit: longer codes let a search read less.
+        grow_to
+            The number of items that the index is to hold in that DRAM later, if larger than now.
+        seed
+            Fixes sampling and training; equal input and seed give an equal index.
+
+        Raises
+        ------
+        FileExistsError
+            When `path` holds anything already.
+        FileNotFoundError
+            When the folder of `path` does not exist.
+        BudgetError
+            When `dram` is too small; the message names a budget that is enough.
+        ValueError, TypeError
+            When items, ids or attributes cannot be indexed. Nothing is left behind.
+        """
+        options = ItemBuild(
+            parse_bytes(dram, "dram"), check_int("grow_to", grow_to, 0), check_int("seed", seed, 0, 2**31 - 2)
+        )
+        source = GivenItems(items, lengths)
+        names = None if ids is None else as_ids(ids, "int64").numbers
+        check_here(path, "build it in a folder, and push it")
+        place = Path(path).absolute()
+        existed = place.exists()
+        try:
+            with Store.create(place, kind=KIND) as store:
+                build_items(store, source, names, attributes, options)
+        except BaseException:
+            if not existed:
+                shutil.rmtree(place, ignore_errors=True)
+            raise
+        return cls.open(place, writable=True)
+
+    @classmethod
+    @shielded_giving(close_made)
+    def open(
+        cls,
+        path: str | PathLike[str],
+        *,
+        writable: bool = False,
+        verify: Verify = "read",
+        cache: str | PathLike[str] | None = None,
+        cache_bytes: int | str = CACHE_BYTES,
+    ) -> Self:
+        """Open the index at `path`.
+
+        Parameters
+        ----------
+        path
+            A directory made by :meth:`build`, or the URL of a backup to search in place.
+        writable
+            Whether it may be changed, by one process at a time. Any number of processes may search it meanwhile, each
+            in the state that was committed when it opened the index, or at its last :meth:`refresh`.
+        verify, cache, cache_bytes
+            As in :meth:`memhier.Store.open`.
+
+        Raises
+        ------
+        FileNotFoundError, FormatError, CorruptionError
+            When there is no index at `path`, or it is damaged.
+        LockedError
+            When `writable` is true and another process has it open for writing.
+        """
+        store = Store.open(path, kind=KIND, writable=writable, verify=verify, cache=cache, cache_bytes=cache_bytes)
+        try:
+            return cls(store)
+        except BaseException:
+            store.close()
+            raise
+
+    def search(
+        self,
+        queries: object,
+        k: int,
+        *,
+        recall: float | None = None,
+        where: str | None = None,
+        allow: object = None,
+        deny: object = None,
+    ) -> ItemResult:
+        """Return the `k` items with the largest MaxSim for each query.
+
+        The result unpacks in the order of faiss: ``scores, ids = index.search(queries, k)``.
+
+        Parameters
+        ----------
+        queries
+            A matrix ``[vectors, d]`` for one query, or a list of such matrices, or an array ``[q, vectors, d]``; up to
+            4,096 vectors each, of any real dtype, compared as float32.
+        k
+            Number of items. Where the index or a filter leaves fewer, ids of -1 with scores of minus infinity follow.
+        recall
+            The mean share of the best items to find, above 0 and at most 1; 0.99 by default. The build calibrates the
+            effort on parts of items that it holds out. Above 0.995, and where nothing is calibrated, a search reads
+            every item whose score may be large enough by a bound that holds for certain, and so finds the best items
+            exactly.
+        where
+            A filter on attributes, such as ``"year >= 2020"``: only items that fulfil it are searched.
+        allow, deny
+            Ids: search only these items, or all but these.
+
+        Raises
+        ------
+        ValueError, TypeError
+            When a query is empty, of another dimension or not finite, or a number is out of range.
+        CorruptionError
+            When a page read from SSD differs from the page written.
+
+        Notes
+        -----
+        A query costs one product of its vectors with all centroids, work linear in the vectors of the candidates, and
+        the reads of the items that it ranks.
+        """
+        self._check_open()
+        wanted, single = as_queries(queries, self.dimension)
+        k = check_int("k", k, 1)
+        share = TARGET if recall is None else check_number("recall", recall, 0, 1, above=True)
+        ids = np.full((len(wanted), k), -1, np.int64)
+        scores = np.full((len(wanted), k), -np.inf, np.float32)
+        tally = dict.fromkeys(TALLY, 0)
+        with self._turns.next():
+            state = self._state
+            allowed = Allowed.of(state, where, allow, deny)
+            effort = state.calibration.effort(share)
+            for row, query in enumerate(wanted):
+                search = ItemSearch(state, self._reader, query, k, allowed, read_bytes(self._about.dram))
+                found, best, work = search.run(effort)
+                ids[row, : len(found)], scores[row, : len(found)] = found, best
+                tally = {name: tally[name] + work[name] for name in TALLY}
+        filtered = where is not None or allow is not None or deny is not None
+        stats: dict[str, Any] = {"queries": len(wanted)} | tally
+        stats |= {"calibrated": effort is None or not filtered, "recall": 1.0 if effort is None else share}
+        return ItemResult(ids[0], scores[0], stats) if single else ItemResult(ids, scores, stats)
+
+    def reconstruct(self, ids: object) -> list[Any]:
+        """Return the vectors of items, which may repeat, as they are stored: a matrix ``[vectors, d]`` for each id.
+
+        Raises
+        ------
+        KeyError
+            For an id that is not in the index.
+        """
+        self._check_open()
+        wanted, inverse = with_repeats(ids, "int64")
+        found = tokens_of(self._state, wanted.numbers, self._reader)
+        return [found[place] for place in inverse.tolist()]
+
+    @shielded
+    def refresh(self) -> bool:
+        """Take over the newest commit of another process; return whether there was one.
+
+        For an index that is open for reading. Searches go on meanwhile, each in the state that it began with. The
+        arrays of the new commit take their DRAM beside those of the one before until the last search of that has ended.
+
+        Raises
+        ------
+        FormatError
+            When another index lies there now, of another shape or budget.
+        FileNotFoundError, CorruptionError
+            As :meth:`open`.
+        """
+        with self._lock:
+            self._check_open()
+            following = self._store.newer()
+            if following is None:
+                return False
+            try:
+                about = ItemDescription.load(following)
+                if about.shape != self._about.shape:
+                    raise FormatError(f"{self.path}: another index lies there now; open it with MultiVectorIndex.open")
+                self._footprint, _, self._state = _opened(following, self._reader, about)
+            except BaseException:
+                following.close()
+                raise
+            before, self._store, self._about = self._store, following, about
+            before.leave()
+            return True
+
+    @shielded
+    def add(self, items: Any, ids: object = None, attributes: Any = None, *, lengths: object = None) -> Any:
+        """Add items. Searches find them at once; :meth:`commit` makes them durable.
+
+        Parameters
+        ----------
+        items, lengths
+            As in :meth:`build`, of the dimension of the index and values that its dtype holds.
+        ids
+            Integers ``[n]`` that are not in the index; the next free ones when not given.
+        attributes
+            As in :meth:`build`. A new attribute is null for all items before.
+
+        Returns
+        -------
+        numpy.ndarray
+            int64 ``[n]``: the ids.
+
+        Raises
+        ------
+        BudgetError
+            When the DRAM given at build is too small for them; nothing was added.
+        ValueError, TypeError
+            When items, ids or attributes do not fit; nothing was added.
+        """
+        writer = self._check_writable()
+        given = self._given(items, lengths)
+        names = None if ids is None else as_ids(ids, "int64").numbers
+        with writer.lock:
+            self._state, found = writer.add(self._state, given, names, attributes)
+        return found
+
+    @shielded
+    def remove(self, ids: object = None, *, where: str | None = None) -> int:
+        """Remove items by id or by a filter, and return how many. Searches no longer find them.
+
+        :meth:`commit` makes it durable.
+
+        Parameters
+        ----------
+        ids
+            Integers ``[n]``, each once.
+        where
+            Instead of ids: a filter as in :meth:`search`.
+
+        Raises
+        ------
+        KeyError
+            For an id that is not in the index; nothing was removed.
+        ValueError, TypeError
+            When there are neither ids nor a filter, or both, or the filter is none of this index.
+        """
+        writer = self._check_writable()
+        check_either(ids, where)
+        with writer.lock:
+            if where is not None:
+                with self._turns.next():
+                    self._state, count = writer.remove_where(self._state, where)
+                return count
+            names = as_ids(ids, "int64").numbers
+            self._state = writer.remove(self._state, names)
+        return len(names)
+
+    @shielded
+    def update(self, ids: object, items: Any = None, attributes: Any = None, *, lengths: object = None) -> None:
+        """Replace items or their attributes, or both, in one step.
+
+        Parameters
+        ----------
+        ids
+            Ids of items in the index, each once.
+        items, lengths
+            As in :meth:`add`, one for each id. Without them the vectors stay; they are written anew beside their
+            attributes.
+        attributes
+            As in :meth:`build`. Attributes that are not given stay.
+
+        Raises
+        ------
+        KeyError, ValueError, TypeError, BudgetError
+            As :meth:`remove` and :meth:`add`; nothing was changed.
+        """
+        writer = self._check_writable()
+        names = as_ids(ids, "int64").numbers
+        check_given(items, attributes, None)
+        given = None if items is None else self._given(items, lengths)
+        with writer.lock:
+            self._state = writer.update(self._state, names, given, attributes)
+
+    @shielded
+    def commit(self, compact: bool | None = None) -> None:
+        """Make all additions and removals durable, all of them or none.
+
+        Parameters
+        ----------
+        compact
+            Whether to :meth:`compact` as well. With None it does so once additions and removals since lists and codes
+            were made exceed three tenths of the items of that time.
+
+        Notes
+        -----
+        A commit writes the items added since the last one. It joins the last parts that are small beside those after
+        them, so an item is written again some log(n) times. The join holds both copies of their codes for a while.
+        """
+        writer = self._check_writable()
+        with writer.lock:
+            self._state = writer.commit(self._state, compact)
+
+    def compact(self) -> None:
+        """Commit, and make lists, codes and calibration anew from all items; it takes the time and DRAM of a build."""
+        self.commit(compact=True)
+
+    @shielded
+    def save_to(self, path: str | PathLike[str]) -> None:
+        """Copy the last committed state into the new directory `path`, or to a URL as :meth:`push` does."""
+        self._check_open()
+        self._store.copy(path)
+
+    def push(self, url: str, *, keep: int | None = None, verify: bool = False) -> Transfer:
+        """Back up the last committed state to a URL; see :meth:`memhier.Store.push`."""
+        self._check_open()
+        return self._store.push(url, keep=keep, verify=verify)
+
+    @staticmethod
+    @shielded
+    def pull(url: str, path: str | PathLike[str], *, generation: int | None = None) -> Transfer:
+        """Restore a backup into the directory `path`; see :meth:`memhier.Store.pull`."""
+        return Store.pull(url, path, kind=KIND, generation=generation)
+
+    def __len__(self) -> int:
+        return self._state.count
+
+    def __repr__(self) -> str:
+        return f"MultiVectorIndex({str(self.path)!r}, {len(self)} items x {self.dimension} {self._about.dtype})"
+
+    @property
+    def path(self) -> Path:
+        """The directory of the index, absolute."""
+        return self._store.path
+
+    @property
+    def dimension(self) -> int:
+        """Dimension of a vector."""
+        return self._about.dimension
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """Types of the attributes by name."""
+        return dict(self._state.schema)
+
+    @property
+    def memory_bytes(self) -> int:
+        """DRAM held, in bytes: codes, ids, lists, checksums, read and work buffers."""
+        return self._footprint.held(self._state)
+
+    def stats(self) -> dict[str, Any]:
+        """Return plain numbers: sizes, and the reader's work since open.
+
+        ``memory_bytes`` is the DRAM held now; ``planned_bytes`` is the most that it becomes while ``searches`` run at a
+        time and items are removed. ``vector_bytes`` are the bytes of all vectors that a search can find.
+        """
+        state, about = self._state, self._about
+        alive = [part.tokens_alive for part in state.parts]
+        vectors = sum(alive) + int(state.waiting.starts[-1])
+        return {
+            "items": len(self),
+            "vectors": vectors,
+            "dimension": self.dimension,
+            "dtype": about.dtype,
+            "lists": state.book.lists,
+            "parts": len(state.parts),
+            "code_bytes": state.book.book.code_bytes,
+            "memory_bytes": self.memory_bytes,
+            "planned_bytes": self._footprint.planned(state),
+            "dram": about.dram,
+            "searches": about.searches,
+            "vector_bytes": vectors * self.dimension * about.token_dtype.itemsize,
+            "file_bytes": sum(segment.length for segment in self._store.segments().values()),
+            "calibrated": len(state.calibration.efforts) > 0,
+            **self._reader.stats(),
+        }
+
+    @shielded
+    def check(self) -> list[str]:
+        """Read the whole index and return every inconsistency found, empty when there is none."""
+        self._check_open()
+        return [str(problem) for problem in self._store.check() if not problem.harmless]
+
+    @shielded
+    def close(self) -> None:
+        """Release files and memory; further calls raise :class:`ClosedError`. May be called twice."""
+        with self._lock:
+            self._closed = True
+            self._reader.close()
+            self._store.close()
+
+    def _given(self, items: Any, lengths: object) -> GivenItems:
+        return GivenItems(items, lengths, like=(self.dimension, self._about.token_dtype))
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("this MultiVectorIndex is closed: open it again with MultiVectorIndex.open")
+
+    def _check_writable(self) -> ItemWriter:
+        self._check_open()
+        if self._writer is None:
+            raise self._store.not_writable("the index is open for searching; pass writable=True to open()")
+        return self._writer
+
+
+def _opened(store: Store, reader: Reader, about: ItemDescription) -> tuple[ItemFootprint, PartOpener, ItemSnapshot]:
+    """Return the count of the DRAM of an index, the opener of its parts, and its committed state."""
+    cache, dtype = BitmapCache(attribute_bytes(about.dram)), about.token_dtype
+    opener = PartOpener(store, reader, cache, about.dimension, dtype, _WORK_BYTES)
+    book = TokenBook.load(store, about.lists, about.dimension, about.scale)
+    shape = about.lists, book.book.code_bytes, about.calibration.foreign
+    parts = tuple(opener.load(entry, about.schema, *shape) for entry in about.parts)
+    waiting = WaitingItems.none(about.dimension, dtype)
+    state = ItemSnapshot(book, parts, waiting, about.schema, about.calibration)
+    return ItemFootprint(store, reader, cache, about), opener, state

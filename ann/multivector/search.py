@@ -1,0 +1,275 @@
+"""The search of one query: candidates from lists, estimates from codes, then exact items in rounds of reads."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from memhier.ann.multivector.coding.book import QueryTables
+from memhier.ann.multivector.coding.calibration import NEIGHBOURS, Effort
+from memhier.ann.multivector.coding.scores import estimates, list_scores, max_sims, upper_bounds
+from memhier.ann.multivector.items import spans
+from memhier.ann.multivector.storage.snapshot import ItemSnapshot
+from memhier.ann.zoom.filters.bitmaps import unpack
+from memhier.ann.zoom.filters.where import evaluate, parse_for
+from memhier.ann.zoom.storage.ids import with_repeats
+from memhier.io.ranges import CountedReads, read_together
+from memhier.io.reader import Reader
+from memhier.rows.rank_request import round_limit
+
+__all__ = ["TALLY", "Allowed", "ItemSearch"]
+
+Floats: TypeAlias = npt.NDArray[np.float32]
+Ints: TypeAlias = npt.NDArray[np.int64]
+Flags: TypeAlias = npt.NDArray[np.bool_]
+
+TALLY = ("probed", "candidates", "estimated", "ranked", "reads", "pages", "bytes", "rounds")
+_FIRST_ROUND = 16  # items read at first
+_FEW_ALLOWED = 2048  # items that a filter leaves, which are all candidates
+_FIRST_CODES = 256  # items whose codes are scored before a k-th best estimate is known
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """The items that a search may find.
+
+    Attributes
+    ----------
+    parts
+        bool ``[n]`` of each part; None for all of its items.
+    waiting
+        bool ``[n]`` of the items that wait.
+    """
+
+    parts: Sequence[Flags | None]
+    waiting: Flags
+
+    @classmethod
+    def of(cls, snapshot: ItemSnapshot, where: str | None, allow: object = None, deny: object = None) -> "Allowed":
+        """Return the items that fulfil a filter, have one of the ids `allow` and none of `deny`, and were not removed.
+
+        Raises
+        ------
+        ValueError, TypeError
+            When it is no filter of this index, or the ids are none.
+        """
+        parts = [None if part.alive is None else part.is_alive() for part in snapshot.parts]
+        waiting = np.ones(len(snapshot.waiting), np.bool_)
+        if where is not None:
+            expression = parse_for(where, snapshot.schema)
+            for number, part in enumerate(snapshot.parts):
+                assert part.attributes is not None
+                parts[number] = _both(parts[number], unpack(part.attributes.bitmap(expression), len(part)))
+            if len(waiting):
+                waiting = evaluate(expression, snapshot.waiting.attributes)
+        for ids, name, wanted in ((allow, "allow", True), (deny, "deny", False)):
+            if ids is not None:
+                numbers = with_repeats(ids, "int64", name)[0].numbers
+                for number, part in enumerate(snapshot.parts):
+                    there = np.isin(part.arrays.ids, numbers) == wanted
+                    parts[number] = _both(parts[number], there)
+                waiting = waiting & (np.isin(snapshot.waiting.ids, numbers) == wanted)
+        return cls(parts, waiting)
+
+    def count(self, snapshot: ItemSnapshot) -> int:
+        """Return the number of items on SSD that may be found."""
+        pairs = zip(self.parts, snapshot.parts, strict=True)
+        return sum(len(part) if each is None else int(each.sum()) for each, part in pairs)
+
+    def numbers(self, snapshot: ItemSnapshot) -> Ints:
+        """Return the items on SSD that may be found."""
+        pairs = zip(self.parts, snapshot.parts, strict=True)
+        some = [np.arange(len(part)) if each is None else np.flatnonzero(each) for each, part in pairs]
+        found = [items + base for items, base in zip(some, snapshot.bases, strict=False)]
+        return np.concatenate([np.empty(0, np.int64), *found])
+
+
+def _both(first: Flags | None, second: Flags) -> Flags:
+    return second if first is None else first & second
+
+
+class _Best:
+    """The `k` best items so far; of equal scores, the smaller ids."""
+
+    def __init__(self, k: int) -> None:
+        self._k = k
+        self.scores: Floats = np.empty(0, np.float32)
+        self.ids: Ints = np.empty(0, np.int64)
+
+    def offer(self, scores: Floats, ids: Ints) -> None:
+        """Take items in."""
+        scores, ids = np.concatenate([self.scores, scores]), np.concatenate([self.ids, ids.astype(np.int64)])
+        order = np.lexsort((ids, -scores))[: self._k]
+        self.scores, self.ids = scores[order], ids[order]
+
+    @property
+    def kth(self) -> float:
+        """The score that a further item has to reach."""
+        return float(self.scores[-1]) if len(self.scores) == self._k else -np.inf
+
+
+class ItemSearch:
+    """A search of one query.
+
+    Parameters
+    ----------
+    snapshot, reader
+        Of the index.
+    query
+        float32 ``[v, d]``.
+    k
+        Items wanted.
+    allowed
+        Those that may be found.
+    together
+        Bytes of tokens that are read together, where an item alone has not more.
+    """
+
+    def __init__(
+        self, snapshot: ItemSnapshot, reader: Reader, query: Floats, k: int, allowed: Allowed, together: int
+    ) -> None:
+        self._snapshot, self._reads = snapshot, CountedReads(reader)
+        self._query, self._k, self._allowed, self._together = query, k, allowed, together
+        self._best = _Best(k)
+        self._tally = dict.fromkeys(TALLY, 0)
+
+    def run(self, effort: Effort | None) -> tuple[Ints, Floats, dict[str, int]]:
+        """Return ids and scores of the best items, best first, and counts of the work done.
+
+        `effort` None takes bounds that hold for certain, and all items as candidates.
+        """
+        snapshot, best, tally = self._snapshot, self._best, self._tally
+        waiting = np.flatnonzero(self._allowed.waiting)
+        for low, high in spans(snapshot.waiting.starts, snapshot.token_bytes, self._together):
+            some = waiting[np.searchsorted(waiting, low) : np.searchsorted(waiting, high)]
+            if len(some):
+                items = snapshot.waiting.take(some)
+                best.offer(max_sims(self._query, items.tokens, items.starts), items.ids)
+        tally["ranked"] += len(waiting)
+        left = self._allowed.count(snapshot)
+        if left:
+            tables = QueryTables(snapshot.book, self._query)
+            numbers, upper = self._bounded(tables) if effort is None else self._estimated(tables, effort, left)
+            tally["ranked"] += self._rank(numbers, upper)
+        for name in ("reads", "pages", "bytes"):
+            tally[name] = int(self._reads.tally[name][0])
+        tally["rounds"] = self._reads.rounds
+        return best.ids, best.scores, tally
+
+    def _bounded(self, tables: QueryTables) -> tuple[Ints, Floats]:
+        """Return all allowed items with bounds that hold for certain."""
+        numbers = self._allowed.numbers(self._snapshot)
+        self._tally["probed"], self._tally["candidates"] = self._snapshot.book.lists, len(numbers)
+        return numbers, self._upper_bounds(tables, numbers)
+
+    def _upper_bounds(self, tables: QueryTables, numbers: Ints) -> Floats:
+        upper = np.empty(len(numbers), np.float32)
+        for part, here, rows in self._snapshot.by_part(numbers):
+            upper[here] = upper_bounds(self._snapshot.book, tables, part.arrays.coded, *part.arrays.bounds(rows))
+        return upper
+
+    def _estimated(self, tables: QueryTables, effort: Effort, left: int) -> tuple[Ints, Floats]:
+        """Return the items that may be among the best, with estimates widened by the effort's errors.
+
+        Those unlike the items that the effort was learnt from have bounds that hold for certain.
+        """
+        snapshot, k = self._snapshot, self._k
+        first, second = snapshot.calibration.biases
+        foreign = self._foreign()
+        numbers = np.setdiff1d(self._candidates(tables, effort, left), foreign, assume_unique=True)
+        self._tally["candidates"] = len(numbers) + len(foreign)
+        listed = np.empty(len(numbers), np.float32)
+        for part, here, rows in snapshot.by_part(numbers):
+            listed[here] = list_scores(tables, part.arrays.coded, *part.arrays.bounds(rows))
+        order = np.argsort(-listed, kind="stable")
+        numbers, listed = numbers[order], listed[order]
+        beyond = np.float32(first * tables.length + effort.gap * tables.unit)
+        estimated = np.empty(len(numbers), np.float32)
+        done, kth = 0, -np.inf
+        while done < len(numbers):
+            stop = min(len(numbers), 2 * done if done else max(_FIRST_CODES, 4 * k))
+            # Those whose list score stands too far below the k-th best estimate are left; so are all that follow.
+            stop = min(stop, int(np.searchsorted(-listed, beyond - (kth + second * tables.length), side="right")))
+            if stop <= done:
+                break
+            for part, here, rows in snapshot.by_part(numbers[done:stop]):
+                found = estimates(snapshot.book, tables, part.arrays.coded, *part.arrays.bounds(rows))
+                estimated[done + here] = found
+            done = stop
+            if done >= k:
+                known = np.where(np.isfinite(estimated[:done]), estimated[:done], -np.inf)
+                kth = float(np.partition(known, done - k)[done - k])
+        self._tally["estimated"] = done
+        upper = estimated[:done] + np.float32(second * tables.length + effort.eps * tables.unit)
+        every = np.concatenate([numbers[:done], foreign])
+        return every, np.concatenate([upper, self._upper_bounds(tables, foreign)])
+
+    def _foreign(self) -> Ints:
+        """Return the allowed items that are foreign; see `ItemPart`."""
+        found = [np.empty(0, np.int64)]
+        for part, base, flags in zip(self._snapshot.parts, self._snapshot.bases, self._allowed.parts, strict=False):
+            rows = part.foreign if flags is None else part.foreign[flags[part.foreign]]
+            found.append(rows + base)
+        return np.concatenate(found)
+
+    def _candidates(self, tables: QueryTables, effort: Effort, left: int) -> Ints:
+        """Return the allowed items with a token in a list near the query."""
+        snapshot = self._snapshot
+        total = int(snapshot.bases[-1])
+        # With a filter, or for more neighbours than were calibrated, neighbours lie further: more lists are looked at.
+        probes = -(-effort.probes // len(self._query))
+        probes *= max(1, -(-self._k // NEIGHBOURS)) * max(1, (total + left // 2) // left)
+        if left <= max(_FEW_ALLOWED, 2 * self._k) or probes >= snapshot.book.lists:
+            numbers = self._allowed.numbers(snapshot)
+            self._tally["probed"] = snapshot.book.lists
+        else:
+            lists = _nearest_lists(tables, probes)
+            self._tally["probed"] = len(lists)
+            marks = np.zeros(total, np.bool_)
+            for number, part in enumerate(snapshot.parts):
+                of_part = marks[snapshot.bases[number] : snapshot.bases[number + 1]]
+                part.arrays.postings.mark(lists, of_part)
+                if (flags := self._allowed.parts[number]) is not None:
+                    of_part &= flags
+            numbers = np.flatnonzero(marks)
+        return numbers
+
+    def _rank(self, numbers: Ints, upper: Floats) -> int:
+        """Read items by descending bound, in rounds, until no bound left reaches the k-th best; return their number."""
+        order = np.lexsort((numbers, -upper))
+        numbers, upper = numbers[order], upper[order]
+        done = rounds = 0
+        while done < len(numbers) and upper[done] >= self._best.kth:
+            stop = done + min(len(numbers) - done, round_limit(rounds, done, _FIRST_ROUND))
+            stop = min(stop, int(np.searchsorted(-upper, -self._best.kth, side="right")))
+            self._read_round(numbers[done:stop])
+            done, rounds = stop, rounds + 1
+        return done
+
+    def _read_round(self, numbers: Ints) -> None:
+        """Read and score items: one submission, or several where they are more than a search has room for."""
+        lengths = np.empty(len(numbers), np.int64)
+        for part, here, rows in self._snapshot.by_part(numbers):
+            lows, highs = part.arrays.bounds(rows)
+            lengths[here] = highs - lows
+        ends = np.concatenate([[0], np.cumsum(lengths)])
+        for low, high in spans(ends, self._snapshot.token_bytes, self._together):
+            some = list(self._snapshot.by_part(numbers[low:high]))
+            readings = {number: part.reading(rows) for number, (part, _, rows) in enumerate(some)}
+            for number, tokens in read_together(self._reads, readings).items():
+                part, here, rows = some[number]
+                starts = np.concatenate([[0], np.cumsum(lengths[low + here])])
+                self._best.offer(max_sims(self._query, tokens, starts), part.arrays.ids[rows])
+
+
+def _nearest_lists(tables: QueryTables, probes: int) -> Ints:
+    """Return the lists whose centroids are among the `probes` nearest of a vector of the query, ascending."""
+    marks: Flags | None = None
+    for table in tables.blocks():
+        marks = np.zeros(len(table.products), np.bool_) if marks is None else marks
+        for column in table.products.T:
+            marks[np.argpartition(-column, probes - 1)[:probes]] = True
+    assert marks is not None
+    return np.flatnonzero(marks)

@@ -1,0 +1,1 @@
+"""Parts, the catalog, the snapshot of an index, and its DRAM."""
