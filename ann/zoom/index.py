@@ -1030,6 +1030,7 @@ class ZoomIndex(Closing):
             "candidates": effort.candidates,
             "calibrated_recall": min(state.calibration.reached.values()),
             "calibrated_vectors": state.calibration.vectors,
+            "trained_vectors": (about if self._writer is None else self._writer.about).trained_on,
             "renewal": "none" if self._writer is None else self._writer.renewal(state),
             "audit": None if self._audit is None else self._audit.stats(),
             **self._reader.stats(),

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from memhier.ann import MultiVectorIndex
-from memhier.benchmarks.workloads.search.token_sets import token_set
+from memhier.benchmarks.workloads.tokens.token_sets import token_set
 
 
 @pytest.mark.parametrize(("name", "dimension"), [("words", 128), ("patches", 64)])

@@ -37,8 +37,8 @@ struct Chunk {
   std::int64_t byte, axis, width, axes;
 };
 
-// Codes of tokens [t, bytes], and how they are read: a field u of an axis stands for alpha (u - half), times the level of
-// the token's scale. heads [axes, columns] are the vectors of the query along the coded axes.
+// Codes of tokens [t, bytes], and how they are read: a field u of an axis stands for alpha (u - half), times the level
+// of the token's scale. heads [axes, columns] are the vectors of the query along the coded axes.
 struct Codes {
   const std::uint8_t *codes, *scales;
   std::size_t bytes, axes;
@@ -135,7 +135,8 @@ void list_max_sims(const Array<const float, 2>& products, const Array<const std:
   for (std::size_t i = 0; i < out.shape(0); ++i) score_lists(by, tokens, lows[i], highs[i], out[i]);
 }
 
-// As list_max_sims, with codes [t, bytes], scales [t], chunks [c, 4], alpha [axes], levels [256], heads [axes, columns].
+// As list_max_sims, with codes [t, bytes], scales [t], chunks [c, 4], alpha [axes], levels [256], heads [axes,
+// columns].
 void code_max_sims(const Array<const float, 2>& products, const Array<const std::uint16_t, 1>& lists,
                    const Array<const std::uint8_t, 1>& errors, const Array<const std::int64_t, 1>& lows,
                    const Array<const std::int64_t, 1>& highs, const Array<const std::uint8_t, 2>& codes,
@@ -161,8 +162,8 @@ void code_max_sims(const Array<const float, 2>& products, const Array<const std:
   check(products, lists, errors, lows, highs, out);
   const Products by{products.data(), products.shape(1)};
   const Tokens of{lists.data(), errors.data()};
-  const Codes coded{codes.data(), scales.data(), bytes,        axes,        alpha.data(),
-                    levels.data(), heads.data(), parts.data(), parts.size()};
+  const Codes coded{codes.data(),  scales.data(), bytes,        axes,        alpha.data(),
+                    levels.data(), heads.data(),  parts.data(), parts.size()};
   std::vector<float> values(axes);
   for (std::size_t i = 0; i < out.shape(0); ++i) score_codes(by, of, coded, lows[i], highs[i], values.data(), out[i]);
 }
@@ -171,9 +172,9 @@ void code_max_sims(const Array<const float, 2>& products, const Array<const std:
 }  // namespace memhier
 
 void register_max_sim(nb::module_& m) {
-  m.def("list_max_sims", &memhier::list_max_sims, nb::kw_only(), nb::arg("products"), nb::arg("lists"), nb::arg("errors"),
-        nb::arg("lows"), nb::arg("highs"), nb::arg("out"));
-  m.def("code_max_sims", &memhier::code_max_sims, nb::kw_only(), nb::arg("products"), nb::arg("lists"), nb::arg("errors"),
-        nb::arg("lows"), nb::arg("highs"), nb::arg("codes"), nb::arg("scales"), nb::arg("chunks"), nb::arg("alpha"),
-        nb::arg("levels"), nb::arg("heads"), nb::arg("out"));
+  m.def("list_max_sims", &memhier::list_max_sims, nb::kw_only(), nb::arg("products"), nb::arg("lists"),
+        nb::arg("errors"), nb::arg("lows"), nb::arg("highs"), nb::arg("out"));
+  m.def("code_max_sims", &memhier::code_max_sims, nb::kw_only(), nb::arg("products"), nb::arg("lists"),
+        nb::arg("errors"), nb::arg("lows"), nb::arg("highs"), nb::arg("codes"), nb::arg("scales"), nb::arg("chunks"),
+        nb::arg("alpha"), nb::arg("levels"), nb::arg("heads"), nb::arg("out"));
 }

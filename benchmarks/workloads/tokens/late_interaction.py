@@ -1,6 +1,6 @@
 """Late interaction: items of many vectors, ranked by MaxSim, with a tenth of their bytes in DRAM.
 
-``python -m memhier.benchmarks.workloads.search.late_interaction`` makes items of real data (`token_sets`) and searches
+``python -m memhier.benchmarks.workloads.tokens.late_interaction`` makes items of real data (`token_sets`) and searches
 them for the ten best. Beside MultiVectorIndex stand the comparison with all tokens, read from SSD, and PLAID (Santhanam
 et al., CIKM 2022) written small: centroids and residuals of 2 bits a dimension in DRAM, candidates from the nearest
 centroids of each query's vector, pruned by centroid interaction, and ranked by the decompressed residuals alone.
@@ -23,7 +23,7 @@ from memhier.ann import MultiVectorIndex
 from memhier.benchmarks.bench.figures import Record
 from memhier.benchmarks.workloads.harness import Measure, Outcome, Row, by_turns, figures_of, rows_table, workload
 from memhier.benchmarks.workloads.search.recall import READS
-from memhier.benchmarks.workloads.search.token_sets import TOKEN_SETS, TokenSet, token_set
+from memhier.benchmarks.workloads.tokens.token_sets import TOKEN_SETS, TokenSet, token_set
 
 __all__ = ["PlaidLike", "main"]
 

@@ -1,0 +1,1 @@
+"""Workloads of indexes that change all the time."""

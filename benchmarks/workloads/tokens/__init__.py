@@ -1,0 +1,1 @@
+"""Workloads of indexes of items with many vectors."""
