@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from memhier import backend
 from memhier.ann import ZoomIndex
 from memhier.ann.zoom.preview.space import Metric
 from memhier.ann.zoom.storage.layout import IndexSizes, plan_layout
@@ -128,6 +129,7 @@ def test_filters_and_fields_find_the_same(tmp_path: Path) -> None:
         }
 
 
+@pytest.mark.skipif(backend.core is None, reason="builds many indexes: minutes without the compiled core")
 def test_codes_on_ssd_and_their_pages(tmp_path: Path) -> None:
     vectors = _vectors(20_000, 1, axes=64)
     path, dram = tmp_path / "index", 0
