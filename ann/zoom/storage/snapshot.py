@@ -34,6 +34,7 @@ __all__ = ["Footprint", "IndexSnapshot"]
 Ints: TypeAlias = npt.NDArray[np.int64]
 
 _BLOCK_BYTES = 4 << 20
+_SPARED = 8  # the part of the budget that pages leave to the work of changes, where an index is open for them
 _BLOCK_IDS = 1 << 14  # a multiple of the bits of a word
 
 
@@ -220,6 +221,7 @@ class Footprint:
         self._searches, self._changes, self._dram = about.searches, about.coding == "rabitq", about.dram
         self.audit_bytes: int = 0
         self._has_pool, self._pool_pages = pool, 0
+        self._spared = about.dram // _SPARED if store.writable else 0
         waves = WAVE_COPIES * wave_bytes(about.dram) if about.on_ssd else 0
         # Of one search, filters apart.
         self.search_bytes: int = workspace_bytes(about.row_bytes) + scan_bytes(about.dram) + waves
@@ -250,11 +252,11 @@ class Footprint:
 
     def fit_pool(self, needed: int) -> None:
         """Let the reader hold pages in the DRAM of the budget that is left beside `needed` bytes."""
-        pages = pool_pages(self._dram - needed, self._reader.holdable_pages) if self._has_pool else 0
+        pages = pool_pages(self._dram - self._spared - needed, self._reader.holdable_pages) if self._has_pool else 0
         self._reader.hold_pages(pages)
         self._pool_pages = pages
 
     def shrink_pool(self, needed: int) -> None:
         """Let the reader hold no more pages than leave `needed` bytes of the budget."""
-        if self._pool_pages and needed + self._reader.pool_bytes > self._dram:
+        if self._pool_pages and needed + self._reader.pool_bytes > self._dram - self._spared:
             self.fit_pool(needed)
