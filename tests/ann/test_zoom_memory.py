@@ -185,7 +185,7 @@ def test_long_documents_are_changed_within_the_budget(tmp_path, monkeypatch):
                     "commit": partial(index.commit, compact=False),
                 }
                 for name, work in works.items():
-                    taken = index.memory_bytes + traced(work)
+                    taken = index.memory_bytes - index.stats()["pool_bytes"] + beside_pages(index, work)
                     needed[name] = min(taken, needed.get(name, taken))
                 found = index.fetch([*range(len(long)), *range(count, count + len(long))])["body"].tolist()
                 assert found == long[::-1] + long
