@@ -259,7 +259,7 @@ class Auditor:
         if have < _LEAST:
             return False
         more = 0 < self._learned < most and have >= min(most, _TIMES * self._learned)
-        return more or self.counts.short
+        return more or self.counts.short or (not self._learned and self.counts.ample)
 
     def _tune(self) -> None:
         """Calibrate for the queries kept, and give the index that calibration unless it has another one by then."""

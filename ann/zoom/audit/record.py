@@ -12,7 +12,7 @@ from memhier.fields import boolean, decode_json, integer, real, record, row, seq
 
 __all__ = ["AuditRecord"]
 
-_SHORT, _SHORT_QUERIES = 0.005, 1000  # a mean that is short by so much after so many queries calls for tuning, too
+_SHORT, _SHORT_QUERIES = 0.005, 1000  # a mean wrong by so much after so many queries calls for tuning, too
 _COUNTS = ("searched", "chosen", "audited", "dropped", "failed", "retuned")
 _LEVEL = row(real(0, 1), integer(1, NEIGHBOURS[-1]), boolean, integer(1), real(0, 2**53), real(0, 2**53))
 _LEVELS_MOST = 2 * (len(RECALLS) + 1) * len(NEIGHBOURS)
@@ -105,6 +105,12 @@ class AuditRecord:
             ):
                 return True
         return False
+
+    @property
+    def ample(self) -> bool:
+        """Whether queries without filters find clearly more than declared, so that tuning may save reads."""
+        rows = [each for each in self.levels() if not each["filtered"] and each["queries"] >= _SHORT_QUERIES]
+        return any(each["recall"] - each["declared"] > _SHORT for each in rows)
 
     def levels(self) -> list[dict[str, Any]]:
         """Return the recall found, with its interval, for each class of queries."""
