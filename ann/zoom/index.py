@@ -258,9 +258,10 @@ class ZoomIndex(Closing):
         audit
             The share of queries, from 0 to 1, that a thread of low priority searches again, exactly, to learn which
             recall they found: ``stats()["audit"]``. Where that is less than declared, or after 1,000 queries clearly
-            more, the thread calibrates for the last 1,000 of these queries, as :meth:`tune` does but for the hot
-            pages. Its DRAM is part of `dram`; that of tuning comes on top. The result, and all counts, are durable if the index is `writable`; otherwise they last
-            until :meth:`close`. Searches at recall 1, with limits, a radius or lists of ids are not checked.
+            more, the thread calibrates for the last 1,000 of these queries, as :meth:`tune` does but for the hot pages.
+            Its DRAM is part of `dram`; that of tuning comes on top. The result, and all counts, are durable if the
+            index is `writable`; otherwise they last until :meth:`close`. Searches at recall 1, with limits, a radius or
+            lists of ids are not checked.
         pool
             Whether the rest of the index's DRAM holds pages that searches have read. Results do not depend on it.
 
