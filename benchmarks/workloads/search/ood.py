@@ -97,7 +97,8 @@ def measured(index: ZoomIndex, case: OodCase, true: Floats, recall: float) -> Ro
     cpu = time.process_time()
     for number, query in enumerate(case.asked):
         result = index.search(query, K, recall=recall)
-        found[number], pages = result.distances, pages + int(result.stats["page_requests"])
+        found[number] = result.distances
+        pages += int(result.stats["page_requests"]) + int(result.stats["hot_pages"])
     cpu = time.process_time() - cpu
     count = len(case.asked)
     return {"recall": recall_at_k(found, true), "pages": pages / count, "cpu_ms": 1e3 * cpu / count}
