@@ -64,7 +64,7 @@ def test_clicks_become_items_that_are_found(tmp_path):
 
 
 def test_neighbours_help_a_language_model(tmp_path):
-    printed = run("knn_lm.py", "--quick", folder=tmp_path)
+    printed = run("knn_lm.py", "--quick", "--dram", "4MiB", folder=tmp_path)
     alone, both = (figure(rf"{title}: perplexity ([\d.]+)", printed) for title in ("alone", "contexts"))
     assert 1 < both < alone
     held, vectors = re.search(r"DRAM of the index: ([\d.]+) MiB for ([\d.]+) MiB", printed).groups()

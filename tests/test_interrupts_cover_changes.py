@@ -29,7 +29,8 @@ READS = {
     "RowLog": "bytes_above check_values keys",
     "Samples": "bytes_above check_values keys",
     "StoredSamples": "blocks check read",
-    "TopKSoftmax": "bounded_log_prob certified_topk extra_repr forward is_stale log_partition log_prob save stats topk",
+    "TopKSoftmax": "all_logits bounded_log_prob certified_topk extra_repr forward is_stale log_partition log_prob save "
+    "stats topk",
     "VectorReader": "blocks take",
     "ZoomIndex": "blocks contains explain fetch ids push range_search reconstruct search search_iter stats",
     "CarouselBuffer": "empty occupied push stored_ids value",

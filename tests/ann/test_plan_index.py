@@ -52,7 +52,8 @@ def test_sizes_are_those_of_a_real_index(
     dram = (2 << 20) + count * (dimension // 3 + 40)
     found = find_geometry(count, dimension, dtype, metric, dram)
     assert found is not None
-    with ZoomIndex.build(tmp_path / "index", vectors, metric=metric, dram=dram) as index:
+    ZoomIndex.build(tmp_path / "index", vectors, metric=metric, dram=dram).close()
+    with ZoomIndex.open(tmp_path / "index") as index:
         stats = index.stats()
     assert stats["planned_bytes"] <= found.layout.memory_bytes <= dram
     assert stats["lists"] == found.layout.lists
@@ -90,7 +91,8 @@ def test_reads_are_those_of_a_larger_index(tmp_path: Path) -> None:
     vectors, queries = np.split(np.random.default_rng(0).normal(size=(12_200, 24)).astype("float32"), [12_000])
     node = Node(1, int(np.ceil(12_000 * 60 / 0.85)), 1, 500_000.0)
     found = plan_index(vectors[:3000], SearchWorkload(12_000, qps=1), node, queries=queries, sample_rows=3000)
-    with ZoomIndex.build(tmp_path / "index", vectors, dram=12_000 * 60) as index:
+    ZoomIndex.build(tmp_path / "index", vectors, dram=12_000 * 60).close()
+    with ZoomIndex.open(tmp_path / "index") as index:
         stats = [index.search(query, 10, recall=0.95).stats for query in queries]
         assert index.stats()["planned_bytes"] == pytest.approx(found.dram_bytes, rel=0.05)
     assert found.nodes == 1

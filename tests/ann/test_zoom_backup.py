@@ -27,7 +27,7 @@ def assert_same(index: ZoomIndex, other: ZoomIndex, queries: np.ndarray, **optio
     found, expected = index.search(queries, 10, **options), other.search(queries, 10, **options)  # type: ignore[arg-type]
     assert np.array_equal(found.ids, expected.ids)
     assert np.array_equal(found.distances, expected.distances)
-    assert found.stats["pages"] == expected.stats["pages"]
+    assert found.stats["page_requests"] == expected.stats["page_requests"]
 
 
 @pytest.mark.parametrize(("dimension", "dtype"), [(96, "float32"), (64, "float16"), (1200, "uint8")])

@@ -116,7 +116,7 @@ def test_fewer_rows_take_less_work(index):
 @pytest.mark.parametrize("kind", FILTERS)
 def test_the_plain_core_a_cache_and_a_batch_change_nothing(folder, kind, monkeypatch):
     for where, left in FILTERS[kind]:
-        with ZoomIndex.open(folder) as index:
+        with ZoomIndex.open(folder, pool=False) as index:
             first, again = (index.search(QUERIES, K, where=where, recall=0.9) for _ in range(2))
             alone = [index.search(query, K, where=where, recall=0.9).ids.tolist() for query in QUERIES]
             allowed = index.search(QUERIES, K, allow=np.flatnonzero(left), recall=0.9)
