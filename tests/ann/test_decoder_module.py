@@ -3,6 +3,9 @@
 import copy
 import gc
 import io
+import subprocess
+import sys
+from functools import partial
 
 import numpy as np
 import pytest
@@ -316,6 +319,30 @@ def test_a_graph_outlives_no_decoder_and_knows_copies_apart():
     gc.collect()
     with pytest.raises(RuntimeError, match="the decoder of this graph is gone"):
         graph.module()(hidden[:2])
+
+
+_OF_ANOTHER_PROCESS = """
+import sys, torch
+from memhier.ann import TopKSoftmax
+torch.manual_seed(int(sys.argv[2]))
+decoder = TopKSoftmax.from_linear(torch.nn.Linear(8, 50), k=3, output="dense")
+states = torch.ones(2, 8)
+with torch.no_grad():
+    if sys.argv[2] == "1":
+        torch.export.save(torch.export.export(torch.nn.Sequential(decoder), (states,)), sys.argv[1])
+    else:
+        torch.export.load(sys.argv[1]).module()(states)
+"""
+
+
+def test_a_saved_program_takes_no_decoder_of_another_process(tmp_path):
+    run = partial(subprocess.run, capture_output=True, text=True, timeout=300)
+    file = str(tmp_path / "program.pt2")
+    made = run([sys.executable, "-c", _OF_ANOTHER_PROCESS, file, "1"])
+    assert made.returncode == 0, made.stderr
+    called = run([sys.executable, "-c", _OF_ANOTHER_PROCESS, file, "2"])
+    assert called.returncode != 0
+    assert "the decoder of this graph is gone" in called.stderr
 
 
 def test_an_output_that_there_is_not_is_refused_before_anything_is_made(tmp_path):

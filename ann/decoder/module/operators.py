@@ -3,7 +3,7 @@
 A graph holds the number of a module of this process. A program that was exported runs where the module lives.
 """
 
-import itertools
+import os
 import weakref
 from typing import Protocol
 
@@ -26,12 +26,12 @@ class Called(Protocol):
 
 
 _modules: weakref.WeakValueDictionary[int, Called] = weakref.WeakValueDictionary()
-_numbers = itertools.count(1)
+_NUMBER_BYTES = 7
 
 
 def enrol(module: Called) -> int:
-    """Return a number by which the operators know a module for as long as it lives."""
-    number = next(_numbers)
+    """Return a number by which the operators know a module for as long as it lives; no other process gives the same."""
+    number = int.from_bytes(os.urandom(_NUMBER_BYTES), "little")
     _modules[number] = module
     return number
 
