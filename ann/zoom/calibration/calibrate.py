@@ -57,6 +57,7 @@ _GROWTH = 0.5  # of the lists with the neighbours wanted, at least: a power
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int64]
+Steps: TypeAlias = list[tuple[float, Effort, float]]  # by ascending recall: recall, its effort, pages of a query
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +78,19 @@ class Calibration:
         The number of vectors measured, and of those added or removed since.
     tuned
         Whether the queries were the user's, so that a rebuild would lose the calibration.
+    tried
+        As `efforts`, for the numbers of neighbours that searches for the user's queries have tried: the least efforts
+        that kept each recall. Searches for other numbers, under a filter or within a radius take `efforts`.
     """
 
     queries: int
-    efforts: dict[int, list[tuple[float, Effort, float]]]
+    efforts: dict[int, Steps]
     reached: dict[int, float]
     alone: list[tuple[float, float]] = field(default_factory=list)
     vectors: int = 0
     changes: int = 0
     tuned: bool = False
+    tried: dict[int, Steps] = field(default_factory=dict)
 
     @property
     def worn(self) -> bool:
@@ -117,6 +122,13 @@ class Calibration:
 
     def effort(self, k: int, recall: float) -> tuple[Effort, bool]:
         """Return the effort for `recall` at `k`, and whether it is known to reach it."""
+        if k not in self.tried or self.changed_much:
+            return self.measured(k, recall)
+        found = _reaching(self.tried[k], recall)
+        return (found, True) if found is not None else (self._at(k, recall)[0], False)
+
+    def measured(self, k: int, recall: float) -> tuple[Effort, bool]:
+        """Return the effort for `recall` at `k` from `efforts`, and whether it is known to reach it."""
         known = self._known(k)
         found, reached = self._at(known, recall)
         reached = reached and not self.changed_much
@@ -143,7 +155,7 @@ class Calibration:
         the selected rows lie scattered, no row counts on being read for another's sake.
         """
         strict = 1 - (1 - recall) / 2
-        found = self.effort(k, strict)[0]
+        found = self.measured(k, strict)[0]
         every = [self._at(each, strict)[0] for each in self.efforts if each >= min(k, max(self.efforts))]
         found = replace(
             found, eps=max(self._alone(strict), *(each.eps for each in every)),
@@ -191,30 +203,42 @@ class Calibration:
         return min((each for each in self.efforts if each >= k), default=max(self.efforts))
 
     def _at(self, known: int, recall: float) -> tuple[Effort, bool]:
-        for reached, effort, _ in self.efforts[known]:
-            if reached >= recall - 1e-9:
-                return effort, True
-        return self.efforts[known][-1][1], False
+        found = _reaching(self.efforts[known], recall)
+        return (found, True) if found is not None else (self.efforts[known][-1][1], False)
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain values."""
-        efforts = {
-            k: [(recall, list(astuple(effort)[:_STORED]), round(pages, 1)) for recall, effort, pages in of_k]
-            for k, of_k in self.efforts.items()
-        }
         about = {name: getattr(self, name) for name in ("queries", "alone", "vectors", "changes", "tuned")}
-        return about | {"efforts": efforts, "reached": self.reached}
+        steps = {"efforts": _plain(self.efforts)} | ({"tried": _plain(self.tried)} if self.tried else {})
+        return about | steps | {"reached": self.reached}
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Self:
         """Return the calibration from the values of :meth:`to_json`."""
-        efforts = {
-            int(k): [(recall, Effort(*effort), pages) for recall, effort, pages in of_k]
-            for k, of_k in values["efforts"].items()
-        }
         reached = {int(k): recall for k, recall in values["reached"].items()}
         alone = [(recall, eps) for recall, eps in values["alone"]]
-        return cls(values["queries"], efforts, reached, alone, values["vectors"], values["changes"], values["tuned"])
+        about = {name: values[name] for name in ("queries", "vectors", "changes", "tuned")}
+        efforts, tried = (_of_plain(values.get(name, {})) for name in ("efforts", "tried"))
+        return cls(efforts=efforts, tried=tried, reached=reached, alone=alone, **about)
+
+
+def _reaching(steps: Steps, recall: float) -> Effort | None:
+    """Return the effort of the first step that keeps a recall; None if none does."""
+    return next((effort for reached, effort, _ in steps if reached >= recall - 1e-9), None)
+
+
+def _plain(efforts: dict[int, Steps]) -> dict[int, list[Any]]:
+    return {
+        k: [(recall, list(astuple(effort)[:_STORED]), round(pages, 1)) for recall, effort, pages in steps]
+        for k, steps in efforts.items()
+    }
+
+
+def _of_plain(values: dict[str, Any]) -> dict[int, Steps]:
+    """Return the efforts from the values of :func:`_plain`."""
+    return {
+        int(k): [(recall, Effort(*effort), pages) for recall, effort, pages in steps] for k, steps in values.items()
+    }
 
 
 def calibrate(preview: Preview, parts: Parts, truth: NeighbourTruth, row_bytes: int) -> Calibration:

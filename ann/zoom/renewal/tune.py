@@ -12,6 +12,7 @@ from memhier.ann.zoom.calibration.truth import QUERIES, NeighbourTruth
 from memhier.ann.zoom.pauses import pause
 from memhier.ann.zoom.preview.scan_arguments import positions_of
 from memhier.ann.zoom.renewal.merge import alive_blocks
+from memhier.ann.zoom.renewal.trials import try_efforts
 from memhier.ann.zoom.search.search import Search, Selection, candidate_limit
 from memhier.ann.zoom.storage.part import IndexPart, gather
 from memhier.ann.zoom.storage.snapshot import IndexSnapshot
@@ -48,7 +49,7 @@ def tune_snapshot(state: IndexSnapshot, reader: Reader, queries: Floats, spare: 
 
 
 def measure(state: IndexSnapshot, reader: Reader, queries: Floats | None, seed: int) -> Calibration:
-    """Return the calibration for queries ``[q, d]``; for vectors of the index where None."""
+    """Return the calibration for queries ``[q, d]``, which are searched for; for vectors of the index where None."""
     count = sum(part.alive_count for part in state.parts)
     if queries is None:
         own = _sample(state.parts, seed)
@@ -60,7 +61,10 @@ def measure(state: IndexSnapshot, reader: Reader, queries: Floats | None, seed: 
         pause()
         truth.add(positions, state.space.vectors(vectors))
     truth.finish()
-    return calibrate_both(state.preview, state.findable.coded, truth, state.row_bytes)
+    found = calibrate_both(state.preview, state.findable.coded, truth, state.row_bytes)
+    if queries is None or state.preview.coding == "pq":
+        return found
+    return try_efforts(state, reader, found, truth, queries)
 
 
 def _choose_pages(state: IndexSnapshot, reader: Reader, queries: Floats, most: int) -> Ints:

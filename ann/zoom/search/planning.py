@@ -61,7 +61,8 @@ def plan_search(state: IndexSnapshot, k: int, count: int, options: SearchOptions
     if options.nprobe is None and options.candidates is None:
         plan = _plan_recall(state, k, recall, selection)
         if options.radius is not None and plan.escalation == "no":
-            plan = replace(plan, effort=state.calibration.of_radius(plan.effort, recall), calibrated=False)
+            usual = plan.effort if selection.left is not None else state.calibration.measured(k, recall)[0]
+            plan = replace(plan, effort=state.calibration.of_radius(usual, recall), calibrated=False)
         if (found := plan.effort.candidates) is None:
             return plan
         return replace(plan, effort=replace(plan.effort, candidates=min(max(k, found), max(k, count))))
@@ -117,7 +118,7 @@ def _filtered(state: IndexSnapshot, k: int, recall: float, selection: Selection)
         wary = replace(wary, nprobe=lists)
     if selection.left > max(_FEW, _FEW_OF_K * k):
         return wary if wary.clear < np.inf else replace(wary, clear=0.0)
-    usual, known = calibration.effort(k, 1 - (1 - recall) / 2)
+    usual, known = calibration.measured(k, 1 - (1 - recall) / 2)
     known = known and calibration.bounds_hold
     if not known or selection.left <= _FEWEST:
         wary = replace(wary, eps=max(effort.eps, _eps_of_few(calibration, k, recall)))

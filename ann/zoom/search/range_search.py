@@ -45,7 +45,7 @@ def range_effort(calibration: Calibration, lists: int, recall: float) -> tuple[E
     """
     if recall == 1:
         return Effort(lists, eps=calibration.exact_eps), False
-    known = [calibration.effort(k, recall) for k in calibration.efforts]
+    known = [calibration.measured(k, recall) for k in calibration.efforts]
     if not all(reached for _, reached in known):
         return Effort(lists, eps=calibration.exact_eps), False
     return Effort(lists, eps=max(effort.eps for effort, _ in known)), True

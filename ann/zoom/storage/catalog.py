@@ -53,6 +53,7 @@ _EFFORT = row(
     integer(1, 2**31), real(0), optional(integer(1, 2**20)), optional(integer(1, 2**20)), integer(0, 2**31),
     real(), integer(1, 2**20),
 )  # fmt: skip
+_STEP = row(real(0, 1), _EFFORT, real(0))
 _BY_K = text(r"[1-9][0-9]{0,9}")
 _PARTS = sequence(
     record({"name": _PART, "rows": integer(0, 2**40), "ids": one_of("<u4", "<i8"), "alive": optional(_NAME)})
@@ -80,10 +81,10 @@ _CHECK = record(
             "vectors": integer(),
             "changes": integer(),
             "tuned": boolean,
-            "efforts": mapping(sequence(row(real(0, 1), _EFFORT, real(0)), 1), _BY_K, least=1),
+            "efforts": mapping(sequence(_STEP, 1), _BY_K, least=1),
             "reached": mapping(real(0, 1), _BY_K, least=1),
             "alone": sequence(row(real(0, 1), real(0))),
-        }),
+        }, {"tried": mapping(sequence(_STEP), _BY_K)}),
         "parts": _PARTS,
         "pending": _PARTS,
         "hot": sequence(row(_PART, integer())),
