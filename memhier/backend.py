@@ -47,6 +47,7 @@ if TYPE_CHECKING:
         LRUPolicy = _core.LRUPolicy
         PageReader = _core.PageReader
         PageRows = _core.PageRows
+        PostingRequest = _core.PostingRequest
         ProductLists = _core.ProductLists
         RankRequest = _core.RankRequest
         RankResult = _core.RankResult
@@ -75,6 +76,7 @@ if TYPE_CHECKING:
         pq_scan: Final = staticmethod(_core.pq_scan)
         prune_links: Final = staticmethod(_core.prune_links)
         reach_lists: Final = staticmethod(_core.reach_lists)
+        runs_with: Final = staticmethod(_core.runs_with)
         turn_rows: Final = staticmethod(_core.turn_rows)
         walk_lists: Final = staticmethod(_core.walk_lists)
 

@@ -20,6 +20,7 @@ Fault = tuple[str, object, int, int, int]
 ``"checksum"``: the page, the CRC that was committed, the CRC that was read.
 ``"range"``: the index of the request; its file changed or went while the batch was on its way.
 ``"closed"``: nothing.
+``"layout"``: nothing; the file tells of places beyond its end.
 """
 
 
@@ -42,6 +43,8 @@ def raise_fault(fault: Fault, engine: str) -> NoReturn:
         )
     if kind == "range":
         raise ValueError(f"offsets[{first}]: its file was removed, or the array changed, while the batch was read")
+    if kind == "layout":
+        raise CorruptionError(f"{path}: it tells of rows or records that lie outside of it")
     if kind == "closed":
         raise ClosedError("the reader was closed")
     if file is None:

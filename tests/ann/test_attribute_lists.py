@@ -401,7 +401,7 @@ def test_postings_that_lie_are_refused_or_find_other_rows(tmp_path):
     ZoomIndex.build(
         tmp_path / "index", np.eye(1500, 4, dtype="f4") + 1, attributes={"tags": tags}, dram="4MiB"
     ).close()  # fmt: skip
-    (path,) = (tmp_path / "index" / "segments").glob("p0-a-tags-items-rows.*")
+    (path,) = (tmp_path / "index" / "segments").glob("p0-a-tags-items-sets.*")
     whole = np.frombuffer(path.read_bytes(), "<i8")
     random, refused = np.random.default_rng(0), 0
     used = int(np.flatnonzero(whole)[-1]) + 1
@@ -428,18 +428,24 @@ def test_postings_of_many_blocks_find_what_a_scan_finds(parts, monkeypatch, bloc
     column[6] = [*range(2000)]
     column[7] = None
     held = [None if each is None else set(each) for each in column]
-    for work in (1 << 16, 1 << 22):
+    assert count < 9_000 or sum(1 in (each or ()) for each in column) > 4096  # which are a bitmap in a block of all
+    for work, core in (((1 << 15) + 1500, True), (1 << 16, True), (1 << 16, False), (1 << 22, True)):
         (part,), _ = parts({"x": column, "n": [*range(count)]}, work_bytes=work)
+        if not core:
+            monkeypatch.setattr("memhier.backend.core", None)
         for text, fits in {
             "x contains 1": lambda items, row: 1 in items,
             "x contains 9999": lambda items, row: 9999 in items,
             "x contains 12345678": lambda items, row: False,
             "x contains 1999 or x contains 4": lambda items, row: 1999 in items or 4 in items,
+            "x is null or not x contains any (1, 2)": lambda items, row: not items & {1, 2},
             "x contains all (1, 2) and not x contains 3": lambda items, row: {1, 2} <= items and 3 not in items,
             "x contains any (2, 2.5, 17, 40) and n < 700": lambda items, row: items & {2, 17, 40} and row < 700,
             f"x contains any ({', '.join(map(str, range(3, 9000, 7)))})": lambda items, row: any(
                 item % 7 == 3 and item < 9000 for item in items
             ),
         }.items():
-            wanted = [items is not None and bool(fits(items, row)) for row, items in enumerate(held)]
+            wanted = [bool(fits(items, row)) if items is not None else "null" in text for row, items in enumerate(held)]
             assert unpack(part.bitmap(text), count).tolist() == wanted, text
+        monkeypatch.undo()
+        monkeypatch.setattr("memhier.ann.zoom.filters.attributes.BLOCK_ITEMS", block)

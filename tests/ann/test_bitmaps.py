@@ -1,11 +1,13 @@
 """Bitmaps: sets of rows, and those used last."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memhier.ann.zoom.filters.bitmaps import BitmapCache, pack, popcount, unpack, word_count
+from memhier.ann.zoom.filters.bitmaps import BitmapCache, pack, popcount, runs_with, unpack, word_count
 
 
 @settings(max_examples=80, deadline=None)
@@ -20,6 +22,18 @@ def test_bitmaps_are_sets_of_rows(data, count):
     np.testing.assert_array_equal(unpack(words, count), rows)
     assert popcount(words) == len(set(ids))
     np.testing.assert_array_equal(pack(np.repeat(rows, 2)[::2]), words)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(st.sampled_from([0, 1, 5, 63, 64, 65, 200]), max_size=70), st.integers(0, 2**32), st.booleans())
+def test_runs_of_rows_are_those_that_hold_one(lengths, seed, compiled):
+    starts = np.cumsum([0, *lengths])
+    rows = np.random.default_rng(seed).random(int(starts[-1])) < 0.02
+    with pytest.MonkeyPatch.context() as patch:
+        if not compiled:
+            patch.setattr("memhier.backend.core", None)
+        found = unpack(runs_with(pack(rows), starts), len(lengths))
+    assert found.tolist() == [bool(rows[low:high].any()) for low, high in itertools.pairwise(starts.tolist())]
 
 
 def test_a_bitmap_of_another_count_is_refused():

@@ -26,14 +26,16 @@ from memhier.ann.zoom.filters.conditions import (
     is_list,
     item_type,
     leaves,
+    names_of,
     on_columns,
     row_bytes,
     select,
 )
 from memhier.ann.zoom.filters.given import as_columns
+from memhier.ann.zoom.filters.item_filter import ItemFilter, Posted
 from memhier.ann.zoom.filters.lists import ChainedListColumn
 from memhier.ann.zoom.filters.patterns import Pattern
-from memhier.ann.zoom.filters.postings import BLOCK_ITEMS, POSTED_BYTES, POSTINGS
+from memhier.ann.zoom.filters.postings import BLOCK_ITEMS, POSTED_BYTES, POSTINGS, Postings
 from memhier.ann.zoom.filters.stored_column import StoredColumn, converted, must_convert, write_column
 from memhier.ann.zoom.filters.stored_lists import StoredListColumn, write_lists
 from memhier.ann.zoom.filters.where import parse
@@ -372,7 +374,11 @@ class Attributes:
                 texts[name] = ColumnWords(single.find, partial(like, single), single.word_reads(for_words))
         expression = on_columns(expression, self._schema, texts)
         used = {name: self._columns[name] for name in expression.names if name in self._columns}
-        blocks = Blocks(used, self._count, room, row_bytes(expression), _posted(expression, used))
+        posted = self._posted(expression)
+        if ItemFilter.takes(expression, posted, used):
+            return ItemFilter(posted, self._count).select(expression, room)
+        directories = {name: each.directory for name, each in posted.items()}
+        blocks = Blocks(used, self._count, room, row_bytes(expression), directories)
         words = np.zeros(self._words, np.uint64)
         for start in range(0, self._count, blocks.rows):
             count = min(blocks.rows, self._count - start)
@@ -380,12 +386,25 @@ class Attributes:
             words[start // 64 : word_count(start + count)] = pack(rows)
         return words
 
+    def _posted(self, expression: Expression) -> dict[str, Posted]:
+        """Return the columns of lists whose rows postings tell: those of which a filter asks for items alone."""
+        every = [*leaves(expression)]
+        others = {name for leaf in every if not isinstance(leaf, Contains | IsNull) for name in names_of(leaf)}
+        posted = {}
+        for name in {name for leaf in every for name in names_of(leaf)} - others:
+            column = self._columns.get(name)
+            if isinstance(column, StoredListColumn) and column.postings is not None:
+                posted[name] = Posted(column, self._directory(name, column.postings))
+        return posted
 
-def _posted(expression: Expression, columns: Mapping[str, StoredAny]) -> set[str]:
-    """Return the columns of lists whose rows postings tell: those of which a filter asks for items alone."""
-    others = {name for leaf in leaves(expression) if not isinstance(leaf, Contains | IsNull) for name in leaf.names}
-    lists = {name for name, column in columns.items() if isinstance(column, StoredListColumn) and column.postings}
-    return lists - others
+    def _directory(self, name: str, postings: Postings) -> Words:
+        key = (self._owner, "postings", name)
+        found = None if self._cache is None else self._cache.get(key)
+        if found is None:
+            found = postings.directory()
+            if self._cache is not None:
+                self._cache.put(key, found)
+        return found
 
 
 def null_values(kind: AttributeType, count: int) -> npt.NDArray[Any]:

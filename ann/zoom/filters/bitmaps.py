@@ -10,6 +10,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from memhier import backend
 from memhier.budget import parse_bytes
 
 __all__ = ["BitmapCache", "Words", "bitmap_bytes", "pack", "popcount", "runs_with", "unpack", "word_count"]
@@ -74,6 +75,9 @@ def runs_with(words: Words, starts: npt.NDArray[np.int64]) -> Words:
     """
     runs = len(starts) - 1
     found = np.zeros(word_count(runs), np.uint64)
+    if (core := backend.core) is not None:
+        core.runs_with(words=words, starts=starts, found=found)
+        return found
     for first in range(0, runs, _RUNS):
         bounds = starts[first : first + _RUNS + 1]
         base = int(bounds[0]) // 64
@@ -106,7 +110,7 @@ class BitmapCache:
 
     def __init__(self, limit: int | str) -> None:
         self._limit = parse_bytes(limit, "limit")
-        self._bitmaps: OrderedDict[Hashable, Words] = OrderedDict()
+        self._bitmaps: OrderedDict[Hashable, tuple[Words, int]] = OrderedDict()  # each with its bytes
         self._lock = threading.Lock()
         self._pid = os.getpid()
 
@@ -122,15 +126,17 @@ class BitmapCache:
     @property
     def memory_bytes(self) -> int:
         """DRAM held by bitmaps and their keys, in bytes."""
-        return sum([_size(*each) for each in list(self._bitmaps.items())])
+        return sum([size for _, size in list(self._bitmaps.values())])
 
     def get(self, key: Hashable) -> Words | None:
         """Return a bitmap, read-only, or None."""
         self._guard()
-        words = self._bitmaps.get(key)  # without the lock: an interrupt could leave it locked
+        found = self._bitmaps.get(key)  # without the lock: an interrupt could leave it locked
+        if found is None:
+            return None
         with suppress(KeyError):  # which another thread has just removed
             self._bitmaps.move_to_end(key)
-        return words
+        return found[0]
 
     def put(self, key: Hashable, words: Words) -> None:
         """Keep a bitmap, which becomes read-only, in place of those least recently used.
@@ -145,8 +151,8 @@ class BitmapCache:
             words.flags.writeable = False
             room = self._limit - size - self.memory_bytes
             while room < 0:
-                room += _size(*self._bitmaps.popitem(last=False))
-            self._bitmaps[key] = words
+                room += self._bitmaps.popitem(last=False)[1][1]
+            self._bitmaps[key] = words, size
 
     def drop(self, owner: object) -> None:
         """Forget all bitmaps whose key is a tuple that begins with `owner`."""

@@ -40,6 +40,7 @@ __all__ = [
     "is_list",
     "item_type",
     "leaves",
+    "names_of",
     "on_columns",
     "points_of",
     "row_bytes",
@@ -81,7 +82,7 @@ class Expression:
     @property
     def names(self) -> tuple[str, ...]:
         """The attributes it asks about, sorted."""
-        return tuple(sorted({name for leaf in leaves(self) for name in _names_of(leaf)}))
+        return tuple(sorted({name for leaf in leaves(self) for name in names_of(leaf)}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +285,8 @@ def row_bytes(expression: Expression) -> int:
     return SORTED_BYTES if isinstance(expression, Membership | CodeSet) else 2
 
 
-def _names_of(leaf: Leaf) -> tuple[str, ...]:
+def names_of(leaf: Leaf) -> tuple[str, ...]:
+    """Return the attributes that a condition asks about."""
     return (leaf.name, leaf.other) if isinstance(leaf, Pair) else (leaf.name,)
 
 
@@ -507,7 +509,7 @@ def select(
         nulls = np.full(count, column is None) if column is None or column.nulls is None else column.nulls.copy()
         return nulls if wanted else ~nulls
     columns: list[Cells | ListCells] = []
-    for name in _names_of(expression):
+    for name in names_of(expression):
         if (column := cells(name)) is None:
             return np.zeros(count, np.bool_)
         columns.append(column)

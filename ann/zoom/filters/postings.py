@@ -1,19 +1,23 @@
 """The rows that hold each item of a column of lists, on SSD: a filter reads those of the items that it names.
 
 Rows lie in blocks of neighbours, so that writing holds one block. Layout of the segment: of each block its records, one
-for each different item in their order (the item, i64 or f64; u32, the first of its rows in the block; u32, their
-number), then u16 [m], the rows of the items, counted from the block's first; zeros up to a multiple of 8. Then the item
-of every 256th record, block by block; then of each block i64 its first row, i64 where its records begin, i64 their
-number; then u64, the number of blocks.
+for each different item in their order (the item, i64 or f64; u32, where its rows begin, in u16 from the first of the
+block; u32, their number), then u16 [m], the rows of the items, counted from the block's first, a multiple of 64; zeros
+up to a multiple of 8. More than 4,096 rows of an item are a bitmap of 65,536 rows, which takes less. Then the item of
+every 256th record, block by block; then of each block i64 its first row, i64 where its records begin, i64 their number;
+then u64, the number of blocks.
 """
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from memhier import backend
+from memhier.ann.zoom.filters.bitmaps import Words, pack, word_count
 from memhier.ann.zoom.pauses import pause
 from memhier.errors import CorruptionError
 from memhier.fields import stored_segment
@@ -22,24 +26,24 @@ from memhier.io.ranges import CountedReads, Ranges, Reading, read_together
 from memhier.io.reader import Reader
 from memhier.store.store import Staging, Store, Transaction
 
-__all__ = ["BLOCK_ITEMS", "LOOK_UP_BYTES", "POSTED_BYTES", "POSTINGS", "Postings", "Runs", "write_postings"]
+__all__ = ["BLOCK_ITEMS", "LOOK_UP_BYTES", "POSTED_BYTES", "POSTINGS", "Postings", "write_postings"]
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Runs: TypeAlias = tuple[Ints, Ints, Ints]
 """Runs of rows of an item in a block: where each begins in the segment, its rows, and the block's first row."""
 
-POSTINGS = "-items-rows"
+POSTINGS = "-items-sets"
 BLOCK_ITEMS = 1 << 20
 """Items of a block at most, where DRAM is no matter."""
 POSTED_BYTES = 20
 """Bytes on SSD of an item at most."""
 
 _SPAN = 1 << 16  # rows of a block at most
+_MOST_ROWS = _SPAN // 16  # of an item that are numbers
 _PAGE_RECORDS = 256
-_HEAD_BYTES, _ROW_BYTES, _RUN_BYTES = 32, 16, 24  # that a head, a row, and a run of rows take on their way
-_HELD_BLOCKS = 64  # whose directory stays in DRAM, where there are no more
-LOOK_UP_BYTES = 1 << 18
-"""DRAM of a look-up at most."""
+_HEAD_BYTES, _ROW_BYTES = 32, 16  # that a head and a row take on their way
+LOOK_UP_BYTES = 1 << 15
+"""DRAM of a look-up."""
 
 _BLOCK = np.dtype([("first", "<i8"), ("records", "<i8"), ("count", "<i8")])
 _NO_BLOCKS = np.empty(0, _BLOCK)
@@ -53,25 +57,33 @@ def write_postings(tx: Transaction | Staging, name: str, floats: bool, pairs: It
     floats
         Whether items are floats; otherwise they are integers.
     pairs
-        Of each block rows, ascending and within 65,536, and the item of each.
+        Of each block rows, ascending and within 65,536 from a multiple of 64 on, and the item of each.
     """
     segment, record = tx.segment(name), _record(floats)
     blocks, heads = list[tuple[int, int, int]](), list[npt.NDArray[Any]]()
     for rows, items in pairs:
         pause()
-        first = int(rows[0])
+        first = int(rows[0]) // 64 * 64
         order = np.argsort(items, kind="stable")
         sorted_items, places = items[order], (rows[order] - first).astype("<u2")
         apart = sorted_items[1:] != sorted_items[:-1]
         kept = np.concatenate([[True], apart | (places[1:] != places[:-1])])  # a list may hold an item twice
         sorted_items, places = sorted_items[kept], places[kept]
         starts = np.flatnonzero(np.concatenate([[True], sorted_items[1:] != sorted_items[:-1]]))
+        counts = np.diff(starts, append=len(places))
+        lengths = np.minimum(counts, _MOST_ROWS)
         records = np.empty(len(starts), record)
-        records["item"], records["first"] = sorted_items[starts], starts
-        records["count"] = np.diff(starts, append=len(places))
+        records["item"], records["count"] = sorted_items[starts], counts
+        records["first"] = np.cumsum(lengths) - lengths
         blocks.append((first, segment.length, len(records)))
         heads.append(records["item"][::_PAGE_RECORDS].copy())
         segment.append(records)
+        for item in np.flatnonzero(counts > _MOST_ROWS)[::-1].tolist():
+            start, stop = int(starts[item]), int(starts[item] + counts[item])
+            flags = np.zeros(_SPAN, np.bool_)
+            flags[places[start:stop]] = True
+            bits = np.packbits(flags, bitorder="little").view("<u2")
+            places = np.concatenate([places[:start], bits, places[stop:]])
         segment.append(places)
         segment.append(bytes(-segment.length % 8))
     segment.append(np.concatenate([np.empty(0, record["item"]), *heads]))
@@ -80,7 +92,7 @@ def write_postings(tx: Transaction | Staging, name: str, floats: bool, pairs: It
 
 
 class Postings:
-    """Finds the rows that hold items. For many threads. It holds up to 1.5 KiB in DRAM.
+    """Finds the rows that hold items. For many threads.
 
     Raises
     ------
@@ -99,65 +111,95 @@ class Postings:
         self._count = int(reader.read(self._handle, [self._end], 8).view("<u8")[0, 0])
         if self._count * _BLOCK.itemsize > self._end:
             raise CorruptionError(f"{info.path}: {info.payload} bytes do not hold {self._count} blocks")
-        self._held = self._read_blocks() if self._count <= _HELD_BLOCKS else None
 
-    def size(self, items: npt.NDArray[Any]) -> int:
-        """Return the most DRAM that the runs of items take, in bytes."""
-        return _RUN_BYTES * len(items) * self._count
+    def directory(self) -> Words:
+        """Return the blocks and the heads of their pages of records, for the caller to keep.
 
-    def holding(self, start: int, count: int, runs: Iterable[Runs], room: int) -> npt.NDArray[np.bool_]:
-        """Return which of neighbouring rows are in :meth:`runs`, bool ``[count]``; it takes `room` bytes of DRAM."""
+        Raises
+        ------
+        CorruptionError
+            When they tell of places outside of the segment.
+        """
+        size = _BLOCK.itemsize * self._count
+        blocks = self._reader.read(self._handle, [self._end - size], size).view(_BLOCK)[0] if size else _NO_BLOCKS
+        counts = blocks["count"]
+        fits = (counts >= 0) & (counts <= self._end // self._record.itemsize) & (blocks["first"] >= 0)
+        pages = int((-(-counts // _PAGE_RECORDS)).sum()) if fits.all() else 0
+        heads_at = self._end - size - 8 * pages
+        fits &= (blocks["records"] >= 0) & (blocks["records"] <= heads_at - counts * self._record.itemsize)
+        if heads_at < 0 or not fits.all():
+            raise CorruptionError(f"{self._path}: a block of postings lies outside of the segment")
+        heads = self._reader.read(self._handle, [heads_at], 8 * pages)[0] if pages else np.empty(0, np.uint8)
+        return np.concatenate([blocks.view(np.uint64), heads.view(np.uint64)])
+
+    def holding(self, start: int, count: int, items: npt.NDArray[Any], directory: Words) -> Words:
+        """Return which of neighbouring rows hold one of `items`, which ascend and differ, a bit for each.
+
+        `directory` is that of :meth:`directory`; `start` is a multiple of 64. It takes `LOOK_UP_BYTES` of DRAM.
+        """
+        found = np.zeros(word_count(count), np.uint64)
+        if not len(items) or not self._count:
+            return found
+        blocks, heads = directory[: 3 * self._count].view(_BLOCK), directory[3 * self._count :].view(self.dtype)
+        core, compiled = backend.core, self._reader.compiled
+        if core is None or compiled is None:
+            for first in range(start, start + count, _SPAN):
+                some = min(_SPAN, start + count - first)
+                at = (first - start) // 64
+                found[at : at + word_count(some)] = self._flags(first, some, items, blocks, heads)
+            return found
+        request = core.PostingRequest(
+            file=self._handle, end=self._end, blocks=blocks, heads=heads, items=items,
+            floats=self.dtype.kind == "f", start=start,
+        )  # fmt: skip
+        self._reader.run(partial(compiled.mark_rows, request=request, words=found))
+        if count % 64:  # which no right file tells of
+            found[-1] &= np.uint64((1 << count % 64) - 1)
+        return found
+
+    def _flags(
+        self, start: int, count: int, items: npt.NDArray[Any], blocks: npt.NDArray[Any], heads: npt.NDArray[Any]
+    ) -> Words:
+        """Return the same without the compiled core."""
         flags = np.zeros(count, np.bool_)
-        most = max(64, room // 2 // _ROW_BYTES)
-        for firsts, lengths, base in (group for some in runs for group in _in_reads(some, start, count, most)):
-            raw = self._read(firsts, 2 * lengths).view("<u2")
-            ends = np.cumsum(lengths)
-            for low, high, first in zip((ends - lengths).tolist(), ends.tolist(), (base - start).tolist(), strict=True):
-                rows = raw[low:high]
-                if first < 0 or first + int(rows.max()) >= count:
-                    rows = rows[(rows >= -first) & (rows < count - first)]
-                flags[rows.astype(np.int32) + first] = True
-        return flags
+        most = max(64, LOOK_UP_BYTES // 2 // _ROW_BYTES)
+        for firsts, counts, base in self._runs(start, start + count, items, blocks, heads):
+            dense = counts > _MOST_ROWS
+            for at, first in zip(firsts[dense].tolist(), (base[dense] - start).tolist(), strict=True):
+                bits = self._reader.read(self._handle, [at], _SPAN // 8)[0]
+                rows = first + np.flatnonzero(np.unpackbits(bits, bitorder="little"))
+                flags[rows[(rows >= 0) & (rows < count)]] = True
+            for some in _in_reads((firsts[~dense], counts[~dense], base[~dense]), start, count, most):
+                self._flag(flags, some, start)
+        return pack(flags)
 
-    def rows(self, runs: Sequence[Runs], most: int) -> npt.NDArray[np.int32] | None:
-        """Return the rows of :meth:`runs`, ascending; None where there are more than `most`, or too far apart."""
-        if sum(int(lengths.sum()) for _, lengths, _ in runs) > most:
-            return None
-        found = [np.empty(0, np.int64)]
-        for firsts, lengths, base in runs:
-            if len(firsts):
-                found.append(self._read(firsts, 2 * lengths).view("<u2") + np.repeat(base, lengths))
-        every = np.sort(np.concatenate(found))
-        return every.astype(np.int32) if not len(every) or every[-1] < 2**31 else None
+    def _flag(self, flags: npt.NDArray[np.bool_], runs: Runs, start: int) -> None:
+        """Flag the rows of runs, of numbers."""
+        firsts, lengths, base = runs
+        raw = self._read(firsts, 2 * lengths).view("<u2")
+        ends = np.cumsum(lengths)
+        for low, high, first in zip((ends - lengths).tolist(), ends.tolist(), (base - start).tolist(), strict=True):
+            rows = first + raw[low:high].astype(np.int64)
+            flags[rows[(rows >= 0) & (rows < len(flags))]] = True
 
     def close(self) -> None:
         """Detach from the reader."""
         handle, self._handle = self._handle, -1  # which may be another file's from now on
         self._reader.remove(handle)
 
-    def runs(self, start: int, stop: int, items: npt.NDArray[Any], room: int) -> Iterator[Runs]:
-        """Yield the runs of different ascending items that may hold rows from `start` to `stop`.
-
-        It takes `room` bytes of DRAM, and for its directory 24 for each block.
-        """
-        if not len(items) or not self._count:
-            return
-        blocks = self._read_blocks() if self._held is None else self._held
+    def _runs(
+        self, start: int, stop: int, items: npt.NDArray[Any], blocks: npt.NDArray[Any], heads: npt.NDArray[Any]
+    ) -> Iterator[Runs]:
+        """Yield the runs of items that may hold rows from `start` to `stop`."""
         pages = -(-blocks["count"] // _PAGE_RECORDS)
-        heads_at = self._end - _BLOCK.itemsize * self._count - 8 * int(pages.sum())
-        ends = blocks["records"] + blocks["count"] * self._record.itemsize
-        if heads_at < 0 or ((blocks["count"] < 0) | (blocks["records"] < 0) | (ends > heads_at)).any():
-            raise CorruptionError(f"{self._path}: a block of postings lies outside of the segment")
         before = np.concatenate([[0], np.cumsum(pages)])
         near = np.flatnonzero((blocks["first"] < stop) & (blocks["first"] + _SPAN > start) & (pages > 0))
-        group = np.cumsum(pages[near] + len(items)) // max(1, room // 4 // _HEAD_BYTES)
-        step = max(1, room // 4 // (2 * PAGE_BYTES))
+        group = np.cumsum(pages[near] + len(items)) // max(1, LOOK_UP_BYTES // 4 // _HEAD_BYTES)
+        step = max(1, LOOK_UP_BYTES // 4 // (2 * PAGE_BYTES))
         for some in np.split(near, np.flatnonzero(np.diff(group)) + 1) if len(near) else ():
-            low, high = int(before[some[0]]), int(before[some[-1] + 1])
-            heads = self._reader.read(self._handle, [heads_at + 8 * low], 8 * (high - low)).view(self.dtype)[0]
             sought = []
             for block in some.tolist():
-                own = heads[before[block] - low : before[block + 1] - low]
+                own = heads[before[block] : before[block + 1]]
                 sought.append(np.unique(np.searchsorted(own, items, side="right") - 1))
             of, page = np.repeat(some, [len(each) for each in sought]), np.concatenate(sought)
             of, page = of[page >= 0], page[page >= 0]
@@ -176,13 +218,9 @@ class Postings:
         records, of = records[hits], of[hits]
         firsts = (blocks["records"] + blocks["count"] * size)[of] + 2 * records["first"].astype(np.int64)
         lengths = records["count"].astype(np.int64)
-        if (firsts + 2 * lengths > self._end).any():
+        if (firsts + 2 * np.minimum(lengths, _MOST_ROWS) > self._end).any():
             raise CorruptionError(f"{self._path}: rows of an item lie outside of the segment")
         return firsts, lengths, blocks["first"][of]
-
-    def _read_blocks(self) -> npt.NDArray[Any]:
-        size = _BLOCK.itemsize * self._count
-        return self._reader.read(self._handle, [self._end - size], size).view(_BLOCK)[0] if size else _NO_BLOCKS
 
     def _read(self, offsets: Ints, lengths: Ints) -> npt.NDArray[np.uint8]:
         """Return ranges end to end."""

@@ -2,7 +2,7 @@
 
 i64 [n + 1], the item at which each list begins, and the number of items; then, where any row is null, u64
 [ceil(n / 64)] with a bit for each that is. The segment ... + ``-items`` is a column of the items
-(`memhier.ann.zoom.filters.stored_column`), none of which is null; ... + ``-items-rows`` says which rows hold each item
+(`memhier.ann.zoom.filters.stored_column`), none of which is null; ... + ``-items-sets`` says which rows hold each item
 (`memhier.ann.zoom.filters.postings`).
 """
 
@@ -12,11 +12,11 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from memhier.ann.zoom.filters.bitmaps import pack, unpack, word_count
+from memhier.ann.zoom.filters.bitmaps import Words, pack, unpack, word_count
 from memhier.ann.zoom.filters.columns import DTYPES, Bounds, ListColumn
 from memhier.ann.zoom.filters.conditions import LIST_TYPES, ItemType, ListCells, ListType, Value, points_of
 from memhier.ann.zoom.filters.lists import item_rows
-from memhier.ann.zoom.filters.postings import POSTINGS, Postings, Runs, write_postings
+from memhier.ann.zoom.filters.postings import POSTINGS, Postings, write_postings
 from memhier.ann.zoom.filters.stored_column import StoredColumn, converted, joined_bits, write_column
 from memhier.ann.zoom.pauses import pause
 from memhier.errors import CorruptionError
@@ -25,15 +25,12 @@ from memhier.io.ranges import Ranges, Reading
 from memhier.io.reader import Reader
 from memhier.store.store import Staging, Store, Transaction
 
-__all__ = ["ITEMS", "KnownRuns", "StoredListColumn", "write_lists"]
+__all__ = ["ITEMS", "StoredListColumn", "write_lists"]
 
 Ints: TypeAlias = npt.NDArray[np.int64]
-KnownRuns: TypeAlias = dict[tuple[Value, ...], list[Runs] | npt.NDArray[np.int32]]
 
 ITEMS = "-items"
 _START_BYTES = 8
-_KNOWN = 8  # conditions whose runs or rows are kept, each in a part of the room of a look-up
-_KNOWN_BYTES = 8  # of a row that is kept, and of it as it is read
 
 
 class StoredListColumn:
@@ -108,45 +105,34 @@ class StoredListColumn:
         self._reader.read(self._handle, [start * _START_BYTES], len(out), out[None])
         starts = out.view("<i8")
         self._check(starts[:-1], starts[1:])
-        nulls = self._nulls(start, count)
+        bits = self.nulls(start, count)
+        nulls = None if bits is None else unpack(bits, count)
         return ListCells(starts, nulls, _Items(self._items, int(starts[0]), int(starts[-1]), item_buffer))
 
-    def posted(self, start: int, count: int, room: int, known: KnownRuns) -> ListCells:
-        """Return the lists of neighbouring rows, of which only the items are asked for, found by :attr:`postings`.
-
-        Parameters
-        ----------
-        room
-            DRAM of a look-up, in bytes.
-        known
-            The runs of items sought before by this filter, or their rows where these are few; some are kept here.
-        """
-        postings = self.postings
-        assert postings is not None
+    def posted(self, start: int, count: int, directory: Words) -> ListCells:
+        """Return the lists of neighbouring rows, of which only the items are asked for, found by :attr:`postings`."""
 
         def holding(values: tuple[Value, ...]) -> npt.NDArray[np.bool_]:
-            items = np.unique(points_of(values, postings.dtype))
-            if values not in known and postings.size(items) <= room // _KNOWN and len(known) < _KNOWN:
-                runs = [*postings.runs(0, self._count, items, room)]
-                rows = postings.rows(runs, room // _KNOWN // _KNOWN_BYTES)
-                known[values] = runs if rows is None else rows
-            found = known.get(values)
-            if isinstance(found, np.ndarray):
-                flags = np.zeros(count, np.bool_)
-                low, high = np.searchsorted(found, [start, start + count])
-                flags[found[low:high] - start] = True
-                return flags
-            return postings.holding(
-                start, count, postings.runs(start, start + count, items, room) if found is None else found, room
-            )
+            return unpack(self.holding(start, count, values, directory), count)
 
-        return ListCells(np.empty(0, np.int64), self._nulls(start, count), lambda: iter(()), holding)
+        bits = self.nulls(start, count)
+        nulls = None if bits is None else unpack(bits, count)
+        return ListCells(np.empty(0, np.int64), nulls, lambda: iter(()), holding)
 
-    def _nulls(self, start: int, count: int) -> npt.NDArray[np.bool_] | None:
+    def holding(self, start: int, count: int, values: tuple[Value, ...], directory: Words) -> Words:
+        """Return which of neighbouring rows hold one of some values, found by :attr:`postings`; see there."""
+        assert self.postings is not None
+        items = np.unique(points_of(values, self.postings.dtype))
+        return self.postings.holding(start, count, items, directory)
+
+    def nulls(self, start: int, count: int) -> Words | None:
+        """Return which of neighbouring rows are null, a bit for each; None for none. `start` is a multiple of 64."""
         if self._bits_at is None:
             return None
-        words = self._reader.read(self._handle, [self._bits_at + start // 8], 8 * word_count(count))
-        return unpack(words[0].view("<u8"), count)
+        words: Words = self._reader.read(self._handle, [self._bits_at + start // 8], 8 * word_count(count))[0].view(
+            "<u8"
+        )
+        return words
 
     def find(self, texts: list[str]) -> dict[str, tuple[int, bool]]:
         """Return the rank of each text, and whether it is in a list."""

@@ -35,6 +35,13 @@ class BeladyPolicy:
     @property
     def memory_bytes(self) -> int: ...
 
+def runs_with(
+    *,
+    words: numpy.typing.NDArray[numpy.uint64],
+    starts: numpy.typing.NDArray[numpy.int64],
+    found: numpy.typing.NDArray[numpy.uint64],
+) -> None: ...
+
 class ScanQueries:
     def __init__(
         self,
@@ -439,6 +446,19 @@ class RankResult:
         rounds: numpy.typing.NDArray[numpy.int32] | None,
     ) -> None: ...
 
+class PostingRequest:
+    def __init__(
+        self,
+        *,
+        file: int,
+        end: int,
+        blocks: numpy.typing.NDArray[numpy.void],
+        heads: numpy.typing.NDArray[Any] | memoryview,
+        items: numpy.typing.NDArray[Any] | memoryview,
+        floats: bool,
+        start: int,
+    ) -> None: ...
+
 class PageReader:
     def __init__(self, *, engine: str, depth: int) -> None: ...
     def add(
@@ -485,6 +505,9 @@ class PageReader:
         page_rows: Sequence[PageRows],
         per_page: int,
         tally: numpy.typing.NDArray[numpy.void],
+    ) -> tuple[str, object, int, int, int] | None: ...
+    def mark_rows(
+        self, *, request: PostingRequest, words: numpy.typing.NDArray[numpy.uint64]
     ) -> tuple[str, object, int, int, int] | None: ...
     def counters(self) -> dict[str, int]: ...
     def close(self) -> None: ...

@@ -6,6 +6,7 @@ NB_MODULE(_core, m) {
   // Objects that a user leaves open when Python ends are no leak to report.
   nanobind::set_leak_warnings(false);
   register_belady(m);
+  register_bitmaps(m);
   register_code_scan(m);
   register_code_waves(m);
   register_io_calls(m);

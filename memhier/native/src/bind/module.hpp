@@ -4,6 +4,7 @@
 #include <nanobind/nanobind.h>
 
 void register_belady(nanobind::module_& m);
+void register_bitmaps(nanobind::module_& m);
 void register_code_scan(nanobind::module_& m);
 void register_code_waves(nanobind::module_& m);
 void register_io_calls(nanobind::module_& m);

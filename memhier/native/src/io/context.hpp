@@ -20,7 +20,7 @@ namespace memhier {
 
 // Why a batch could not be read; memhier.io.faults turns it into an exception.
 struct Fault {
-  enum class Kind { error, cut_short, checksum, range, closed };
+  enum class Kind { error, cut_short, checksum, range, closed, layout };
   Kind kind;
   const Source* source = nullptr;  // none: the engine itself
   std::int64_t first = 0, second = 0, third = 0;
@@ -43,6 +43,9 @@ struct Batch {
   const Landed* landed = nullptr;
   BufferPool* pool = nullptr;  // of pages that need not be read, and that takes in those read; or null
 };
+
+// Runs a batch, whose sources and pool it knows.
+using ReadBatch = std::function<std::optional<Fault>(Batch)>;
 
 // READ_TALLY of memhier.io.read_arguments: I/Os, and the pages and bytes that they read.
 struct ReadTally {

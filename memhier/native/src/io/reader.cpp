@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <limits>
 #include <tuple>
 #include <variant>
 
@@ -14,6 +15,7 @@
 #include "bind/array.hpp"
 #include "bind/module.hpp"
 #include "io/pool.hpp"
+#include "rank/postings.hpp"
 #include "rank/rounds.hpp"
 
 namespace nb = nanobind;
@@ -109,6 +111,8 @@ const char* kind_name(Fault::Kind kind) {
       return "range";
     case Fault::Kind::closed:
       return "closed";
+    case Fault::Kind::layout:
+      return "layout";
   }
   return "";
 }
@@ -191,6 +195,32 @@ struct RankResult {
                 offsets.has_shape(count, k) && tally.shape(0) == count,
             "the results: k and a tally for each query");
     require(!rounds || rounds->size() == candidates, "rounds: one for each candidate");
+  }
+};
+
+// The items that are looked for, and where; see PostingSearch.
+struct PostingRequest {
+  std::int32_t file;
+  std::int64_t end;
+  Array<const PostingBlock, 1> blocks;
+  Array<const std::byte, 1> heads, items;
+  bool floats;
+  std::int64_t start;
+
+  void check() const {
+    require(start >= 0, "start: a row");
+    std::size_t pages = 0;
+    for (std::size_t i = 0; i < blocks.size(); ++i) {
+      const std::int64_t count = blocks[i].count;
+      require(count >= 0 && count < std::numeric_limits<std::uint32_t>::max() && blocks[i].first >= 0,
+              "blocks: records and rows are counted from 0");
+      pages += (static_cast<std::size_t>(count) + kPageRecords - 1) / kPageRecords;
+    }
+    require(heads.bytes() == 8 * pages && items.bytes() % 8 == 0, "heads, items: 8 bytes each");
+  }
+  PostingSearch on(const Array<std::uint64_t, 1>& words) const {
+    return {file,   end,   {blocks.data(), blocks.size()}, heads.data(), items.data(), items.bytes() / 8,
+            floats, start, {words.data(), words.size()}};
   }
 };
 
@@ -321,22 +351,11 @@ class PageReader {
                           result.tally.data(),
                           result.rounds ? result.rounds->data() : nullptr};
     ReadTally done;
-    std::size_t requests = 0, calls = 0;
-    bool interrupted = false;
+    std::size_t requests = 0;
     std::optional<Fault> fault;
     {
       nb::gil_scoped_release released;
-      Rounds rounds(batch, [&](Batch reads) -> std::optional<Fault> {
-        reads.sources = table->sources;
-        reads.pool = held.get();
-        requests += reads.count;
-        if (++calls % kCallsPerSignal == 0) {
-          nb::gil_scoped_acquire acquired;
-          interrupted = PyErr_CheckSignals() != 0;
-        }
-        if (interrupted) return Fault{Fault::Kind::closed};
-        return run(*table, reads, done);
-      });
+      Rounds rounds(batch, batches_on(*table, held.get(), requests, done));
       fault = rounds.run();
     }
     ++calls_;
@@ -344,6 +363,28 @@ class PageReader {
     done_ += done;
     tally[0] += done;
     if (PyErr_Occurred() != nullptr) throw nb::python_error();
+    return describe(fault);
+  }
+
+  // Sets the bits of the rows that hold one of some items; see postings.hpp.
+  std::optional<Description> mark_rows(const PostingRequest& of, const Array<std::uint64_t, 1>& words) {
+    of.check();
+    make_pool_after_fork();
+    const std::shared_ptr<const Table> table = table_;
+    const std::shared_ptr<BufferPool> held = held_;
+    require(of.file >= 0 && static_cast<std::size_t>(of.file) < table->sources.size(), "file: an open handle");
+    ReadTally done;
+    std::size_t requests = 0;
+    std::optional<Fault> fault;
+    {
+      nb::gil_scoped_release released;
+      fault = memhier::mark_rows(of.on(words), batches_on(*table, held.get(), requests, done));
+    }
+    ++calls_;
+    requests_ += requests;
+    done_ += done;
+    if (PyErr_Occurred() != nullptr) throw nb::python_error();
+    if (fault && fault->kind == Fault::Kind::layout) fault->source = table->sources[static_cast<std::size_t>(of.file)];
     return describe(fault);
   }
 
@@ -403,6 +444,20 @@ class PageReader {
   static constexpr std::int64_t kFilesHeld = std::int64_t{1} << 23;  // as many as keys of pages have numbers for
   // Of the many small batches of one ranking, every so manieth looks whether a signal wants the call to end.
   static constexpr std::size_t kCallsPerSignal = 16;
+
+  // Returns a way to run many small batches without the GIL, which counts what they do.
+  ReadBatch batches_on(const Table& table, BufferPool* held, std::size_t& requests, ReadTally& done) {
+    return [this, &table, held, &requests, &done, calls = std::size_t{0}](Batch reads) mutable -> std::optional<Fault> {
+      reads.sources = table.sources;
+      reads.pool = held;
+      requests += reads.count;
+      if (++calls % kCallsPerSignal == 0) {
+        nb::gil_scoped_acquire acquired;
+        if (PyErr_CheckSignals() != 0) return Fault{Fault::Kind::closed};
+      }
+      return run(table, reads, done);
+    };
+  }
 
   // Runs without the GIL, and takes it between windows to see whether a signal wants the call to end.
   std::optional<Fault> run(const Table& table, const Batch& batch, ReadTally& done) {
@@ -530,6 +585,10 @@ void register_reader(nb::module_& m) {
       .def(nb::init<Array<std::int64_t, 2>, Array<float, 2>, Array<std::int32_t, 2>, Array<std::int64_t, 2>,
                     Array<RankTally, 1>, std::optional<Array<std::int32_t, 1>>>(),
            nb::kw_only(), "ids"_a, "distances"_a, "files"_a, "offsets"_a, "tally"_a, "rounds"_a.none());
+  nb::class_<PostingRequest>(m, "PostingRequest")
+      .def(nb::init<std::int32_t, std::int64_t, Array<const PostingBlock, 1>, Array<const std::byte, 1>,
+                    Array<const std::byte, 1>, bool, std::int64_t>(),
+           nb::kw_only(), "file"_a, "end"_a, "blocks"_a, "heads"_a, "items"_a, "floats"_a, "start"_a);
   nb::class_<PageReader>(m, "PageReader")
       .def(nb::init<std::string, unsigned>(), nb::kw_only(), "engine"_a, "depth"_a)
       .def("add", &PageReader::add, nb::kw_only(), "fd"_a, "direct"_a, "drops_cache"_a, "length"_a,
@@ -542,6 +601,7 @@ void register_reader(nb::module_& m) {
            "latency"_a.none() = nb::none(), "tally"_a.none() = nb::none())
       .def("rank", &PageReader::rank, nb::kw_only(), "request"_a, "result"_a, "workspace"_a, "hot_keys"_a,
            "hot_pages"_a, "page_rows"_a, "per_page"_a, "tally"_a)
+      .def("mark_rows", &PageReader::mark_rows, nb::kw_only(), "request"_a, "words"_a)
       .def("counters", &PageReader::counters)
       .def("close", &PageReader::close)
       .def_prop_ro("engine", &PageReader::engine)

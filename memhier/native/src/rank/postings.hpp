@@ -1,0 +1,38 @@
+// The rows that hold items of lists, read from SSD into a bitmap; memhier.ann.zoom.filters.postings tells the layout.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "io/context.hpp"
+
+namespace memhier {
+
+constexpr std::int64_t kPageRecords = 256;
+
+// A block of neighbouring rows: the first of them, where its records begin in the file, and their number.
+struct PostingBlock {
+  std::int64_t first, records, count;
+};
+static_assert(sizeof(PostingBlock) == 24);
+
+// What is looked for, and where. Items are f64 or i64.
+struct PostingSearch {
+  std::int32_t file;
+  std::int64_t end;  // of the records and rows in the file
+  std::span<const PostingBlock> blocks;
+  const std::byte* heads;  // the item of every 256th record, block by block
+  const std::byte* items;  // different ones, ascending
+  std::size_t item_count;
+  bool floats;
+  std::int64_t start;              // the first row that counts
+  std::span<std::uint64_t> words;  // a bit for each row from there on
+};
+
+// Sets the bits of the rows that hold one of the items. A fault without a source tells of places that cannot be.
+std::optional<Fault> mark_rows(const PostingSearch& search, const ReadBatch& read);
+
+}  // namespace memhier

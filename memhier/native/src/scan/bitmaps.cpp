@@ -1,0 +1,40 @@
+// Bitmaps of rows: which runs of rows hold one, as runs_with of memhier.ann.zoom.filters.bitmaps finds in NumPy.
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "bind/array.hpp"
+#include "bind/module.hpp"
+
+namespace nb = nanobind;
+
+namespace memhier {
+namespace {
+
+// Sets bit i of found where words have a bit from starts[i] to before starts[i + 1].
+void runs_with(const Array<const std::uint64_t, 1>& words, const Array<const std::int64_t, 1>& starts,
+               const Array<std::uint64_t, 1>& found) {
+  require(starts.size() > 0 && found.size() == (starts.size() - 1 + 63) / 64 && starts[0] >= 0 &&
+              std::is_sorted(starts.data(), starts.data() + starts.size()) &&
+              starts[starts.size() - 1] <= static_cast<std::int64_t>(64 * words.size()),
+          "runs_with: ascending starts within the words, a bit for each run");
+  std::fill_n(found.data(), found.size(), 0);
+  for (std::size_t run = 0; run + 1 < starts.size(); ++run) {
+    const auto start = static_cast<std::size_t>(starts[run]), stop = static_cast<std::size_t>(starts[run + 1]);
+    if (start == stop) continue;
+    const std::size_t first = start / 64, last = (stop - 1) / 64;
+    const std::uint64_t from = ~std::uint64_t{0} << (start % 64), to = ~std::uint64_t{0} >> (63 - (stop - 1) % 64);
+    bool holds = (words[first] & from & (first == last ? to : ~std::uint64_t{0})) != 0;
+    for (std::size_t word = first + 1; word < last && !holds; ++word) holds = words[word] != 0;
+    holds = holds || (first != last && (words[last] & to) != 0);
+    found[run / 64] |= std::uint64_t{holds} << (run % 64);
+  }
+}
+
+}  // namespace
+}  // namespace memhier
+
+void register_bitmaps(nb::module_& m) {
+  using namespace nb::literals;
+  m.def("runs_with", &memhier::runs_with, nb::kw_only(), "words"_a, "starts"_a, "found"_a);
+}
