@@ -31,6 +31,7 @@ from memhier.ann.zoom.arguments import (
     check_queries,
     check_query,
     check_radius,
+    check_values_of_all,
 )
 from memhier.ann.zoom.calibration.calibrate import TARGET
 from memhier.ann.zoom.filters.where import parse, parse_for
@@ -419,13 +420,20 @@ class ShardedIndex(Closing):
             check_either(ids, where)
             return writer.remove(ids) if where is None else writer.remove_selected(where)
 
-    def update(self, ids: object, vectors: object = None, attributes: Any = None, documents: Any = None) -> None:
-        """Replace vectors, fields, or some of these, in one step; see :meth:`ZoomIndex.update`.
+    def update(
+        self, ids: object = None, vectors: object = None, attributes: Any = None, documents: Any = None, *,
+        where: str | None = None,
+    ) -> int:  # fmt: skip
+        """Replace vectors, fields, or some of these, in one step, and return of how many; see :meth:`ZoomIndex.update`.
 
         A vector whose new cell belongs to another shard moves there with all its fields.
         """
         with self._changing:
-            self._check_writable().update(ids, vectors, attributes, documents)
+            writer = self._check_writable()
+            check_either(ids, where)
+            if where is not None:
+                return writer.update_selected(where, check_values_of_all(vectors, attributes, documents))
+            return writer.update(ids, vectors, attributes, documents)[0]
 
     def upsert(self, ids: object, vectors: object, attributes: Any = None, documents: Any = None) -> int:
         """Replace the vectors that the index has, and add the others, in one step; return how many were added.
@@ -436,7 +444,7 @@ class ShardedIndex(Closing):
             writer = self._check_writable()
             if vectors is None:
                 raise ValueError("vectors=None: expected a vector for each id; update() changes fields alone")
-            return writer.update(ids, vectors, attributes, documents, insert=True)
+            return writer.update(ids, vectors, attributes, documents, insert=True)[1]
 
     def commit(self) -> None:
         """Make all changes durable, on all shards or on none.

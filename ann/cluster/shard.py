@@ -148,6 +148,11 @@ class Shard:
         """Replace the vectors and the fields that are given."""
         self._index.update(ids, vectors, attributes, documents)
 
+    def update_selected(self, where: str, attributes: Columns, schema: Schema) -> int:
+        """Give the vectors that fulfil a filter one value of each attribute, and return their number."""
+        values = {name: attributes[name].tolist()[0] for name in schema}
+        return self._index.update(where=where, attributes=values)
+
     def apply(self, changes: Sequence[tuple[str, tuple[Any, ...]]]) -> tuple[int, Exception | None]:
         """Make changes in their order, each the name of a method and its arguments; return how many were made.
 

@@ -73,8 +73,22 @@ class ShardWriter:
         self.count -= count
         return count
 
-    def update(self, ids: object, vectors: object, attributes: Any, documents: Any, *, insert: bool = False) -> int:
-        """Replace vectors, with `insert` add those of new ids, and return how many; see :meth:`ShardedIndex.upsert`."""
+    def update_selected(self, where: str, values: dict[str, list[Any]]) -> int:
+        """Set attributes of the vectors that fulfil a filter; see :meth:`ShardedIndex.update`."""
+        self._refuse_torn()
+        parse_for(where, self.attributes)
+        columns, schema = self._columns(values, 1)
+        self._make_known(schema)
+        every = [Call(shard, "update_selected", (where, columns, schema)) for shard in range(self._shards.group.shards)]
+        return sum(int(found[0]) for found in self._change(every))
+
+    def update(
+        self, ids: object, vectors: object, attributes: Any, documents: Any, *, insert: bool = False
+    ) -> tuple[int, int]:
+        """Replace vectors, with `insert` add those of new ids, and return how many in all and new ones.
+
+        See :meth:`ShardedIndex.update` and :meth:`ShardedIndex.upsert`.
+        """
         self._refuse_torn()
         check_given(vectors, attributes, documents)
         names = as_ids(ids, self._shards.about.id_kind).values()
@@ -90,10 +104,7 @@ class ShardWriter:
         moved = np.flatnonzero((owners != following) & (owners >= 0))
         stay = np.flatnonzero(owners == following)
         fields = self._shards.fetch(names[moved], [*self.fields]) if len(moved) else {}
-        if schema.keys() - self.fields.keys():  # known to all shards, also where no vector gets a value
-            nothing = np.empty((0, self._shards.about.dimension), self._shards.about.dtype)
-            self._change(self._additions(nothing, names[:0], taken(columns, stay[:0]), schema, None))
-            self._know(schema, None)
+        self._make_known(schema)
         calls = []
         for shard in np.unique(owners[stay]).tolist():
             rows = stay[owners[stay] == shard]
@@ -113,7 +124,16 @@ class ShardWriter:
         self._change(_in_turn(calls))
         self._know(schema, given)
         self._count(names[new])
-        return len(new)
+        return len(names), len(new)
+
+    def _make_known(self, schema: dict[str, Any]) -> None:
+        """Make new attributes known to all shards, also where no vector gets a value."""
+        if schema.keys() - self.fields.keys():
+            about = self._shards.about
+            none = np.empty(0, object if about.id_kind == "str" else np.int64)
+            columns = {name: np.empty(0, object) for name in schema}
+            self._change(self._additions(np.empty((0, about.dimension), about.dtype), none, columns, schema, None))
+            self._know(schema, None)
 
     def commit(self) -> None:
         """Make all changes durable, on all shards or on none; see :meth:`ShardedIndex.commit`."""

@@ -1,7 +1,7 @@
 """Checks at the border of the index: every error names the argument, its value and the values expected."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -24,6 +24,7 @@ __all__ = [
     "check_queries",
     "check_query",
     "check_radius",
+    "check_values_of_all",
     "check_vectors",
     "refuse_rounded",
     "stored_dtype",
@@ -88,6 +89,19 @@ def check_given(vectors: object, attributes: object, documents: object) -> None:
     """Refuse an update of nothing."""
     if vectors is None and attributes is None and documents is None:
         raise ValueError("nothing to update: expected vectors=, attributes= or documents=")
+
+
+def check_values_of_all(vectors: object, attributes: object, documents: object) -> dict[str, list[Any]]:
+    """Return the values that an update sets for all vectors of a filter, as columns by name of one row."""
+    if vectors is not None or documents is not None:
+        name = "vectors=" if vectors is not None else "documents="
+        raise ValueError(f"{name} with where=: a filter sets attributes alone; name the vectors by ids=")
+    if not isinstance(attributes, Mapping) or not attributes:
+        raise TypeError(
+            f"attributes={attributes!r}: expected a dict with one value for each name, such as {{'sold': True}}, for "
+            "all vectors of where="
+        )
+    return {name: [value] for name, value in attributes.items()}
 
 
 def check_options(options: Iterable[str]) -> None:

@@ -20,13 +20,14 @@ from memhier.ann.zoom.arguments import (
     check_options,
     check_queries,
     check_query,
+    check_values_of_all,
     check_vectors,
 )
 from memhier.ann.zoom.audit.audit import Auditor, audit_bytes
 from memhier.ann.zoom.audit.record import AuditRecord
 from memhier.ann.zoom.calibration.calibrate import TARGET
 from memhier.ann.zoom.construction.build import BuildOptions, write_index
-from memhier.ann.zoom.filters.attributes import COLUMN_BYTES
+from memhier.ann.zoom.filters.attributes import COLUMN_BYTES, merge_schema
 from memhier.ann.zoom.filters.bitmaps import BitmapCache
 from memhier.ann.zoom.filters.stored_lists import ITEMS
 from memhier.ann.zoom.ids.collection import collected
@@ -727,8 +728,11 @@ class ZoomIndex(Closing):
         return len(names)
 
     @shielded
-    def update(self, ids: object, vectors: object = None, attributes: Any = None, documents: Any = None) -> None:
-        """Replace vectors, attributes or documents, or some of these, in one step.
+    def update(
+        self, ids: object = None, vectors: object = None, attributes: Any = None, documents: Any = None, *,
+        where: str | None = None,
+    ) -> int:  # fmt: skip
+        """Replace vectors, attributes or documents, or some of these, in one step, and return of how many vectors.
 
         Parameters
         ----------
@@ -739,21 +743,52 @@ class ZoomIndex(Closing):
             new fields, and so take room in the budget until :meth:`compact`, as new ones do.
         attributes
             As in :meth:`build`. Other attributes keep their values: a column that the table lacks or, with a dict for
-            each vector, a name that its dict lacks. A value of None is null.
+            each vector, a name that its dict lacks. A value of None is null. With `where`, a dict with one value for
+            each name, which all vectors get.
         documents
             As in :meth:`add`. Other documents stay, as attributes do.
+        where
+            Instead of ids: a filter as in :meth:`search`, of vectors that get other attributes.
 
         Raises
         ------
         KeyError, ValueError, TypeError, BudgetError
             As :meth:`remove` and :meth:`add`; nothing was changed.
+
+        Examples
+        --------
+        >>> import numpy as np, tempfile
+        >>> from memhier.ann import ZoomIndex
+        >>> path, fields = tempfile.mkdtemp() + "/index", {"price": [3, 20, 30], "label": ["new", "new", "old"]}
+        >>> index = ZoomIndex.build(path, np.eye(3, dtype="float32"), attributes=fields, dram="2MiB")
+        >>> index.update(where="price >= 20", attributes={"label": "dear"})
+        2
+        >>> index.fetch([0, 1, 2], ["label"])["label"].tolist()
+        ['new', 'dear', 'dear']
+        >>> index.close()
         """
         writer = self._check_writable()
+        check_either(ids, where)
+        if where is not None:
+            return self._update_selected(writer, where, check_values_of_all(vectors, attributes, documents))
         names = as_ids(ids, self._about.id_kind)
         check_given(vectors, attributes, documents)
         matrix = None if vectors is None else check_vectors(vectors, self.dimension, self._searcher.state.dtype)
         with writer.lock:
             self._searcher.state, _ = writer.update(self._searcher.state, names, matrix, attributes, documents)
+        return len(names)
+
+    def _update_selected(self, writer: IndexWriter, where: str, values: dict[str, list[Any]]) -> int:
+        with writer.lock:
+            merge_schema(writer.about.schema, values, 1)  # also where the filter leaves no vector
+            with self._searcher.selected(where) as (state, selected, fresh):
+                found = [*state.ids(selected, fresh)]
+            if not found:
+                return 0
+            names = as_ids(np.concatenate(found), self._about.id_kind)
+            columns = {name: column * len(names) for name, column in values.items()}
+            self._searcher.state, _ = writer.update(state, names, None, columns, None)
+        return len(names)
 
     @shielded
     def upsert(self, ids: object, vectors: object, attributes: Any = None, documents: Any = None) -> int:

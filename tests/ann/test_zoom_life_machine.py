@@ -141,6 +141,14 @@ class Life(RuleBasedStateMachine):
         for name in gone:
             del self.rows[name]
 
+    @precondition(lambda self: self.attributed)
+    @rule(where=st.sampled_from(sorted(FILTERS)), value=st.sampled_from(["en", "new", None]))
+    def update_by_filter(self, where, value):
+        chosen = [name for name, (_, price, lang) in self.rows.items() if FILTERS[where](price, lang)]
+        assert self.index.update(where=where, attributes={"lang": value}) == len(chosen)
+        for name in chosen:
+            self.rows[name] = *self.rows[name][:2], value
+
     @rule(count=counts)
     def update(self, count):
         ids = self.some(count)

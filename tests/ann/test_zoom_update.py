@@ -167,6 +167,80 @@ def test_a_filter_removes_just_the_rows_that_it_finds(tmp_path, small_sizes, str
         assert index.check() == []
 
 
+@pytest.mark.parametrize("strings", [False, True])
+@pytest.mark.parametrize("spilled", [False, True])
+def test_a_filter_updates_just_the_rows_that_it_finds(tmp_path, small_sizes, strings, spilled):
+    """Also rows that wait, rows beside removed ones, rows whose new value no longer fulfils it, and a new attribute."""
+    every = [f"name{number}" for number in range(190)] if strings else list(range(190))
+    first, more = columns(130, 1), columns(60, 2)
+    path = tmp_path / "index"
+    with ZoomIndex.build(path, make(130), ids=every[:130], attributes=first, dram="4MiB") as index:
+        index.add(make(60, 1), ids=every[130:], attributes=more)
+        if spilled:
+            index.commit()
+        assert index.remove(every[5:9]) == 4
+        rows = as_rows(first, every[:130]) | as_rows(more, every[130:])
+        rows = {each: row for each, row in rows.items() if each not in every[5:9]}
+        before = index.reconstruct([*rows])
+        for number, (where, fulfils) in enumerate(WHERES.items()):
+            values = [
+                {"price": 29},
+                {"lang": None, "sold": True},
+                {"new": "x", "weight": 1},
+                {"price": 3},
+                {"lang": "y"},
+            ]
+            chosen = [each for each, row in rows.items() if fulfils(row)]
+            index.search(np.zeros(6), 5, recall=1.0, where=where)  # its bitmap is in the cache
+            assert index.update(where=where, attributes=values[number]) == len(chosen)
+            for each in chosen:
+                rows[each] |= values[number]
+            assert same(index, rows)
+            if number % 2:
+                index.commit()
+        np.testing.assert_array_equal(index.reconstruct([*rows]), before)
+        index.commit()
+    with ZoomIndex.open(path) as index:
+        assert same(index, rows)
+        np.testing.assert_array_equal(index.reconstruct([*rows]), before)
+        assert index.check() == []
+
+
+def test_an_update_by_filter_sets_lists_whole(tmp_path):
+    tags = [["a"], ["b", "a"], None, []]
+    with ZoomIndex.build(tmp_path / "index", make(4), attributes={"tags": tags}, dram="4MiB") as index:
+        assert index.update(where="tags contains 'a'", attributes={"tags": ["c", "d"]}) == 2
+        assert index.fetch(range(4))["tags"].tolist() == [["c", "d"], ["c", "d"], None, []]
+        assert index.update(where="tags contains 'd'", attributes={"tags": []}) == 2
+        assert index.update(where="tags is null", attributes={"tags": ["e"]}) == 1
+        assert index.fetch(range(4))["tags"].tolist() == [[], [], ["e"], []]
+
+
+def test_an_update_by_filter_that_is_refused_changes_nothing(tmp_path):
+    with ZoomIndex.build(tmp_path / "index", make(3), attributes={"price": [1, 2, 3]}, dram="4MiB") as index:
+        for options, error in (
+            ({"where": "price <"}, ValueError),
+            ({"where": "none == 1"}, ValueError),
+            ({"where": "price == 'x'"}, TypeError),
+            ({"ids": [1], "where": "price == 1"}, ValueError),
+            ({}, ValueError),
+            ({"where": "price == 1", "attributes": None}, TypeError),
+            ({"where": "price == 1", "attributes": {}}, TypeError),
+            ({"where": "price == 1", "attributes": [{"price": 1}]}, TypeError),
+            ({"where": "price == 1", "attributes": {"price": "text"}}, TypeError),
+            ({"where": "price == 99", "attributes": {"price": "text"}}, TypeError),
+            ({"where": "price == 1", "attributes": {"price": [1, 2, 3]}}, TypeError),
+            ({"where": "price == 1", "attributes": {"new": None}}, ValueError),
+            ({"where": "price == 1", "vectors": make(1)}, ValueError),
+            ({"where": "price == 1", "documents": {"text": "x"}}, ValueError),
+        ):
+            with pytest.raises(error):
+                index.update(**{"attributes": {"price": 7}} | options)
+        assert same(index, {0: {"price": 1}, 1: {"price": 2}, 2: {"price": 3}})
+    with ZoomIndex.open(tmp_path / "index") as reader, pytest.raises(OSError, match="writable"):
+        reader.update(where="price == 1", attributes={"price": 7})
+
+
 def test_a_removal_by_filter_waits_for_a_commit(tmp_path):
     with ZoomIndex.build(tmp_path / "index", make(70), attributes=columns(70, 1), dram="4MiB") as index:
         gone = index.remove(where="price >= 3")

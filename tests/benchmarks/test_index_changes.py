@@ -55,6 +55,11 @@ def test_what_is_added_and_removed_is_what_the_library_says(place: Path) -> None
         assert sorted(kept[kept >= 0]) == list(range(5002, 5200))
         with pytest.raises(KeyError):
             index.reconstruct([7])
+    found = figures("update", place / "index", "--where", "price <= -198", "--set", '{"price": 7000}')
+    assert (found["updated"], found["vectors"]) == (2, 598)
+    with ZoomIndex.open(place / "index") as index:
+        assert sorted(np.concatenate([*index.ids("price == 7000")]).tolist()) == [5198, 5199]
+    found = figures("update", place / "index", "--where", "price == 7000", "--set", '{"price": -150}')
     found = figures("remove", place / "index", "--where", "price < -100")
     assert (found["removed"], found["vectors"]) == (99, 499)
     found = figures("compact", place / "index")
@@ -91,6 +96,10 @@ def test_a_search_is_filtered_and_as_exact_as_asked(place: Path, where: str) -> 
         (["remove", "index"], 2, "either a file of IDS or --where"),
         (["remove", "index", "few.txt", "--where", "price < 3"], 2, "either a file of IDS or --where"),
         (["remove", "index", "--where", "cost < 3"], 2, "cost"),
+        (["update", "index", "--where", "cost < 3", "--set", '{"price": 1}'], 2, "cost"),
+        (["update", "index", "--where", "price < 3", "--set", '{"price": "x"}'], 2, "price"),
+        (["update", "index", "--where", "price < 3", "--set", "price=3"], 2, "no JSON"),
+        (["update", "index", "--where", "price < 3", "--set", "3"], 2, "expected a dict"),
         (["compact", "none"], 2, "none"),
         (["search", "index", "more.fbin", "--where", "cost < 3"], 2, "cost"),
         (["search", "index", "more.fbin", "--recall", "1.5"], 2, "recall=1.5"),

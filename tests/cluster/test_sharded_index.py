@@ -167,6 +167,16 @@ def test_changes_equal_those_of_one_index(pair):
     for where in ("late == 3", "odd == 'x'", "odd is null and n < 20"):
         some = {"recall": 1.0, "where": where, "fields": [*names, "late", "odd"]}
         same(one.search(queries, 5, **some), sharded.search(queries, 5, **some))
+    for where, values in (
+        ("n between 60 and 90", {"lang": "set", "share": None}), ("late == 3", {"late": 4, "own": [1, 2]}),
+        ("n == -99", {"nowhere": 1}), ("lang == 'set'", {"nowhere": 2}),
+    ):  # fmt: skip
+        changed = one.update(where=where, attributes=values)
+        assert (changed > 0) == (where != "n == -99")
+        assert sharded.update(where=where, attributes=values) == changed
+    some = {"recall": 1.0, "where": "nowhere == 2 or late == 4", "fields": [*names, "late", "own", "nowhere"]}
+    same(one.search(queries, 5, **some), sharded.search(queries, 5, **some))
+    compare(sharded)
     gone = one.remove(where="n < 60")
     assert gone > 2
     assert sharded.remove(where="n < 60") == gone
@@ -295,6 +305,8 @@ def test_wrong_changes_are_refused_before_anything_changes(pair):
         lambda: sharded.update([1], attributes=[{}, {}]), lambda: sharded.update([1, 2], attributes=[{"n": 1}]),
         sharded.remove, lambda: sharded.remove([1], where="n > 1"), lambda: sharded.remove(where="n >"),
         lambda: sharded.remove(where="none > 1"), lambda: sharded.remove(where="n > 'x'"),
+        lambda: sharded.update(where="n > 1", attributes={"n": "x"}), lambda: sharded.update(where="n > 1"),
+        lambda: sharded.update([1], where="n > 1", attributes={"n": 1}), lambda: sharded.update(attributes={"n": 1}),
     ):  # fmt: skip
         with pytest.raises((ValueError, TypeError)):
             wrong()

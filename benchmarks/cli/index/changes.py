@@ -1,5 +1,6 @@
-"""``memhier index add``, ``remove``, ``tune``, ``compact``: each changes an index as a whole, or not at all."""
+"""``memhier index add``, ``remove``, ``update``, ``tune`` and ``compact`` change an index as a whole, or not at all."""
 
+import json
 import sys
 import time
 from collections.abc import Iterator
@@ -33,10 +34,10 @@ from memhier.benchmarks.cli.index.tables import (
 )
 from memhier.benchmarks.cli.shell import json_option, notes, report, working
 
-__all__ = ["add", "compact", "remove", "tune"]
+__all__ = ["add", "compact", "remove", "tune", "update"]
 
 _FIGURES = ("vectors", "lists", "parts", "memory_bytes", "dram", "vector_bytes", "file_bytes")
-_ALWAYS = ("vectors", "added", "removed")  # in the table with 0 as well
+_ALWAYS = ("vectors", "added", "removed", "updated")  # in the table with 0 as well
 _EACH = "expected one for each"
 _PIECE = 512  # vectors whose documents are in DRAM
 _TUNING_MOST = 10_000  # queries: a thousand are enough, and all are in DRAM
@@ -114,6 +115,24 @@ def remove(path: str, ids: str | None, id_column: str | None, where: str | None,
         count = opened.remove(names, where=where)
         opened.commit()
         report(f"Removed from {path}", _figures(opened, count, "removed", started), json_path, _ALWAYS)
+
+
+@click.command()
+@index_path
+@click.option("--where", required=True, help='Of the vectors that fulfil a filter, such as "price < 10".')
+@click.option("--set", "values", required=True, help="""Values as JSON by attribute, such as '{"sold": true}'.""")
+@json_option
+def update(path: str, where: str, values: str, json_path: str | None) -> None:
+    """Set attributes of vectors in the index at PATH, the same values for all vectors of a filter."""
+    try:
+        given = json.loads(values)
+    except ValueError as error:
+        raise click.UsageError(f"--set: {values} is no JSON: {error}") from None
+    with notes(), ZoomIndex.open(path, writable=True) as opened:
+        started = time.perf_counter()
+        count = opened.update(where=where, attributes=given)
+        opened.commit()
+        report(f"Updated {path}", _figures(opened, count, "updated", started), json_path, _ALWAYS)
 
 
 @click.command()

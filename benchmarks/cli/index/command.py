@@ -12,7 +12,7 @@ from memhier.ann.files import open_vectors
 from memhier.ann.zoom.preview.space import METRICS
 from memhier.arguments import counted, is_url
 from memhier.benchmarks.cli.index.backup import existing_backups, list_backups, prune, pull, push
-from memhier.benchmarks.cli.index.changes import add, compact, remove, tune
+from memhier.benchmarks.cli.index.changes import add, compact, remove, tune, update
 from memhier.benchmarks.cli.index.export import export, ids
 from memhier.benchmarks.cli.index.inputs import (
     cache_bytes_option,
@@ -128,5 +128,5 @@ def check(path: str) -> None:
     click.echo(f"{path}: {told}, no problem found")
 
 
-for _command in (search, add, remove, tune, compact, export, ids, push, pull, list_backups, prune):
+for _command in (search, add, remove, update, tune, compact, export, ids, push, pull, list_backups, prune):
     index.add_command(_command)
