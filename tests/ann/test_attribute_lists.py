@@ -23,7 +23,7 @@ from memhier.ann.zoom.filters.attributes import (
     write_attributes,
 )
 from memhier.ann.zoom.filters.bitmaps import unpack
-from memhier.ann.zoom.filters.where import evaluate, parse
+from memhier.ann.zoom.filters.where import And, Comparison, Contains, IsNull, Not, Or, evaluate, parse
 from memhier.ann.zoom.storage.catalog import KIND
 from memhier.errors import BudgetError, CorruptionError
 from memhier.io.reader import Reader
@@ -146,6 +146,75 @@ def test_contains_is_that_of_python(column, wanted, every):
     assert found.tolist() == expected(column, fits)
     found = evaluate(parse(f"not {text}"), {"x": np.fromiter(column, object, len(column))})
     assert found.tolist() == expected(column, lambda held: not fits(held))
+
+
+def known_or_not(expression, row):
+    """Return True, False or None for unknown, by SQL's three values."""
+    match expression:
+        case Not(operand):
+            value = known_or_not(operand, row)
+            return None if value is None else not value
+        case And(operands):
+            values = [known_or_not(operand, row) for operand in operands]
+            return False if False in values else None if None in values else True
+        case Or(operands):
+            values = [known_or_not(operand, row) for operand in operands]
+            return True if True in values else None if None in values else False
+        case IsNull(name):
+            return row[name] is None
+        case Contains(name, values):
+            return None if row[name] is None else not set(values).isdisjoint(row[name])
+        case Comparison(name, _, value):
+            return None if row[name] is None else row[name] < value
+
+
+WORDS = st.sampled_from(["a", "b", "common", "", "none has it"])
+NUMBERS = st.sampled_from([0, 1, 7, -3, 2.5, 2**70])
+CONTAINED = st.one_of(
+    *(
+        st.builds(Contains, st.just(name), st.lists(values, min_size=1, max_size=3).map(tuple))
+        for name, values in (("words", WORDS), ("numbers", NUMBERS), ("nowhere", NUMBERS))
+    ),
+    st.builds(IsNull, st.sampled_from(["words", "numbers", "nowhere"])),
+)
+SINGLE = st.builds(Comparison, st.just("n"), st.just("<"), st.integers(-1, 90))
+
+
+def trees(leaf):
+    def deeper(inner):
+        several = st.lists(inner, min_size=2, max_size=3).map(tuple)
+        return st.one_of(inner.map(Not), several.map(And), several.map(Or))
+
+    return st.recursive(leaf, deeper, max_leaves=7)
+
+
+@pytest.mark.parametrize("work", [(1 << 15) + 1200, 1 << 20])
+@pytest.mark.parametrize("compiled", [True, False])
+def test_any_filter_of_items_selects_the_rows_of_a_plain_evaluation(parts, monkeypatch, work, compiled):
+    """Of lists alone, and beside single values; in one piece or several, as the DRAM of a filter has room."""
+    count, draw = 6_000, random.Random(1)
+    words, numbers, singles = [["a"]], [[7]], [0]
+    for row in range(1, count):
+        some = [word for word, odds in (("common", 0.8), ("a", 0.02), ("b", 0.3), ("", 0.1)) if draw.random() < odds]
+        words.append(None if draw.random() < 0.1 else some)
+        numbers.append(None if row % 3 == 0 else [draw.choice([0, 1, 7, -3]) for _ in range(draw.randrange(4))])
+        singles.append(None if draw.random() < 0.1 else draw.randrange(90))
+    columns = {"words": words, "numbers": numbers, "n": singles}
+    schema = {"nowhere": "list[int64]"}
+    (part,), _ = parts(columns, schema=schema, work_bytes=work)
+    if not compiled:
+        monkeypatch.setattr("memhier.backend.core", None)
+    rows = [
+        dict(zip(columns, values, strict=True)) | {"nowhere": None} for values in zip(*columns.values(), strict=True)
+    ]
+
+    @settings(max_examples=60 if compiled else 25, deadline=None)
+    @given(st.one_of(trees(CONTAINED), trees(st.one_of(CONTAINED, SINGLE))))
+    def selects(tree):
+        wanted = [known_or_not(tree, row) is True for row in rows]
+        assert unpack(part.bitmap(str(tree)), count).tolist() == wanted
+
+    selects()
 
 
 def test_parts_are_joined(parts, tmp_path):
