@@ -167,16 +167,6 @@ def test_changes_equal_those_of_one_index(pair):
     for where in ("late == 3", "odd == 'x'", "odd is null and n < 20"):
         some = {"recall": 1.0, "where": where, "fields": [*names, "late", "odd"]}
         same(one.search(queries, 5, **some), sharded.search(queries, 5, **some))
-    for where, values in (
-        ("n between 60 and 90", {"lang": "set", "share": None}), ("late == 3", {"late": 4, "own": [1, 2]}),
-        ("n == -99", {"nowhere": 1}), ("lang == 'set'", {"nowhere": 2}),
-    ):  # fmt: skip
-        changed = one.update(where=where, attributes=values)
-        assert (changed > 0) == (where != "n == -99")
-        assert sharded.update(where=where, attributes=values) == changed
-    some = {"recall": 1.0, "where": "nowhere == 2 or late == 4", "fields": [*names, "late", "own", "nowhere"]}
-    same(one.search(queries, 5, **some), sharded.search(queries, 5, **some))
-    compare(sharded)
     gone = one.remove(where="n < 60")
     assert gone > 2
     assert sharded.remove(where="n < 60") == gone
@@ -249,6 +239,26 @@ def test_an_upsert_equals_that_of_one_index(pair):
             sharded.upsert(*wrong)
     sharded.commit()
     assert sharded.check() == []
+
+
+def test_an_update_by_filter_equals_that_of_one_index(pair):
+    """Of known attributes and new ones, also where the filter leaves no vector, or none of a shard."""
+    one, sharded, path = pair
+    queries, names = clustered(30, 6), [*one.fields]
+    for index in (one, sharded):
+        index.update([7, 8], attributes={"late": [3, 3]})
+    for where, values in (
+        ("n between 60 and 90", {"lang": "set", "share": None}), ("late == 3", {"late": 4, "own": [1, 2]}),
+        ("n == -99", {"nowhere": 1}), ("lang == 'set'", {"nowhere": 2}),
+    ):  # fmt: skip
+        changed = one.update(where=where, attributes=values)
+        assert (changed > 0) == (where != "n == -99")
+        assert sharded.update(where=where, attributes=values) == changed
+    some = {"recall": 1.0, "where": "nowhere == 2 or late == 4", "fields": [*names, "late", "own", "nowhere"]}
+    same(one.search(queries, 5, **some), sharded.search(queries, 5, **some))
+    sharded.commit()
+    with ShardedIndex.open(path) as reader:
+        same(one.search(queries, 5, **some), reader.search(queries, 5, **some))
 
 
 @pytest.mark.parametrize("change", ["update", "upsert"])

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from memhier.ann.zoom.filters.bitmaps import BitmapCache, Words, pack, runs_with, word_count
+from memhier.ann.zoom.filters.bitmaps import BitmapCache, Words, pack, word_count
 from memhier.ann.zoom.filters.blocks import Blocks, StoredAny
 from memhier.ann.zoom.filters.columns import BLOCK_ROWS, DTYPES, AnyColumn, ChainedColumn, ListColumn, NullColumn
 from memhier.ann.zoom.filters.conditions import (
@@ -283,19 +283,6 @@ class Attributes:
         found = None if self._cache is None else self._cache.get(key)
         if found is None:
             found = self._select(expression)
-            if self._cache is not None:
-                self._cache.put(key, found)
-        return found
-
-    def runs_of(self, expression: Expression, selected: Words, starts: Ints) -> Words:
-        """Return which runs of rows hold one of those `selected`, which :meth:`bitmap` gave, a bit for each; read-only.
-
-        `starts` is that of `memhier.ann.zoom.filters.bitmaps.runs_with`, and always the same.
-        """
-        key = (self._owner, "runs", str(expression))
-        found = None if self._cache is None else self._cache.get(key)
-        if found is None:
-            found = runs_with(selected, starts)
             if self._cache is not None:
                 self._cache.put(key, found)
         return found

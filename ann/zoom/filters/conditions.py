@@ -580,9 +580,11 @@ def _matches(values: npt.NDArray[Any], leaf: Comparison | Membership | CodeSet) 
 
 
 def points_of(values: tuple[Value, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Return the values that a column of a type can hold."""
+    """Return the values that a column of a type can hold, each once, ascending."""
+    if len(values) == 1 and dtype == np.int64 and type(values[0]) is int and -(2**63) <= values[0] < 2**63:
+        return np.array(values, np.int64)  # as most filters have it
     narrowed = [_narrow(dtype, "==", value) for value in values]
-    return np.array([point[1] for point in narrowed if not isinstance(point, bool)], dtype)
+    return np.unique(np.array([point[1] for point in narrowed if not isinstance(point, bool)], dtype))
 
 
 def _narrow(dtype: np.dtype[Any], operator: Operator, value: Value) -> tuple[Operator, int | float] | bool:

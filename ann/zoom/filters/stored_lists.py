@@ -122,8 +122,7 @@ class StoredListColumn:
     def holding(self, start: int, count: int, values: tuple[Value, ...], directory: Words) -> Words:
         """Return which of neighbouring rows hold one of some values, found by :attr:`postings`; see there."""
         assert self.postings is not None
-        items = np.unique(points_of(values, self.postings.dtype))
-        return self.postings.holding(start, count, items, directory)
+        return self.postings.holding(start, count, points_of(values, self.postings.dtype), directory)
 
     def nulls(self, start: int, count: int) -> Words | None:
         """Return which of neighbouring rows are null, a bit for each; None for none. `start` is a multiple of 64."""

@@ -153,7 +153,7 @@ class IndexPart:
             if self.attributes is None:
                 runs = np.zeros(word_count(len(self.arrays.starts) - 1), np.uint64)
             elif allow is None:
-                runs = self.attributes.runs_of(expression, selected, self.arrays.starts)
+                runs = runs_with(selected, self.arrays.starts)
             bits = self._alive_of(selected)
         if allow is None and deny is None:
             return bits, runs
