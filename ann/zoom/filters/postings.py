@@ -3,9 +3,9 @@
 Rows lie in blocks of neighbours, so that writing holds one block. Layout of the segment: of each block its records, one
 for each different item in their order (the item, i64 or f64; u32, where its rows begin, in u16 from the first of the
 block; u32, their number), then u16 [m], the rows of the items, counted from the block's first, a multiple of 64; zeros
-up to a multiple of 8. More than 4,096 rows of an item are a bitmap of 65,536 rows, which takes less. Then the item of
-every 256th record, block by block; then of each block i64 its first row, i64 where its records begin, i64 their number;
-then u64, the number of blocks.
+up to a multiple of 8. More than 4,096 rows of an item are a bitmap of 65,536 rows, which takes less. One or two rows
+are two u16 of the record, in the place of where they begin. Then the item of every 256th record, block by block; then
+of each block i64 its first row, i64 where its records begin, i64 their number; then u64, the number of blocks.
 """
 
 import itertools
@@ -39,7 +39,7 @@ POSTED_BYTES = 20
 """Bytes on SSD of an item at most."""
 
 _SPAN = 1 << 16  # rows of a block at most
-_MOST_ROWS = _SPAN // 16  # of an item that are numbers
+_FEW_ROWS, _MOST_ROWS = 2, _SPAN // 16  # of an item: up to these in its record, or as numbers behind all records
 _PAGE_RECORDS = 256
 _HEAD_BYTES, _ROW_BYTES = 32, 16  # that a head and a row take on their way
 LOOK_UP_BYTES = 1 << 15
@@ -71,10 +71,16 @@ def write_postings(tx: Transaction | Staging, name: str, floats: bool, pairs: It
         sorted_items, places = sorted_items[kept], places[kept]
         starts = np.flatnonzero(np.concatenate([[True], sorted_items[1:] != sorted_items[:-1]]))
         counts = np.diff(starts, append=len(places))
-        lengths = np.minimum(counts, _MOST_ROWS)
+        behind = counts > _FEW_ROWS
+        lengths = np.where(behind, np.minimum(counts, _MOST_ROWS), 0)
         records = np.empty(len(starts), record)
         records["item"], records["count"] = sorted_items[starts], counts
-        records["first"] = np.cumsum(lengths) - lengths
+        second = places[np.minimum(starts + 1, len(places) - 1)].astype("<u4") << 16
+        records["first"] = np.where(
+            behind, np.cumsum(lengths) - lengths, places[starts] | np.where(counts > 1, second, 0)
+        )
+        places, counts = places[np.repeat(behind, counts)], np.where(behind, counts, 0)
+        starts = np.cumsum(counts) - counts
         blocks.append((first, segment.length, len(records)))
         heads.append(records["item"][::_PAGE_RECORDS].copy())
         segment.append(records)
@@ -163,7 +169,8 @@ class Postings:
         """Return the same without the compiled core."""
         flags = np.zeros(count, np.bool_)
         most = max(64, LOOK_UP_BYTES // 2 // _ROW_BYTES)
-        for firsts, counts, base in self._runs(start, start + count, items, blocks, heads):
+        for rows, (firsts, counts, base) in self._runs(start, start + count, items, blocks, heads):
+            flags[rows[(rows >= start) & (rows < start + count)] - start] = True
             dense = counts > _MOST_ROWS
             for at, first in zip(firsts[dense].tolist(), (base[dense] - start).tolist(), strict=True):
                 bits = self._reader.read(self._handle, [at], _SPAN // 8)[0]
@@ -189,8 +196,8 @@ class Postings:
 
     def _runs(
         self, start: int, stop: int, items: npt.NDArray[Any], blocks: npt.NDArray[Any], heads: npt.NDArray[Any]
-    ) -> Iterator[Runs]:
-        """Yield the runs of items that may hold rows from `start` to `stop`."""
+    ) -> Iterator[tuple[Ints, Runs]]:
+        """Yield the rows that records of items hold, and runs of others, that may lie from `start` to `stop`."""
         pages = -(-blocks["count"] // _PAGE_RECORDS)
         before = np.concatenate([[0], np.cumsum(pages)])
         near = np.flatnonzero((blocks["first"] < stop) & (blocks["first"] + _SPAN > start) & (pages > 0))
@@ -207,20 +214,25 @@ class Postings:
                 part = slice(place, place + step)
                 yield self._found(blocks[of[part]], page[part], items)
 
-    def _found(self, blocks: npt.NDArray[Any], page: Ints, items: npt.NDArray[Any]) -> Runs:
-        """Return the runs of items on pages of records, one of each block."""
+    def _found(self, blocks: npt.NDArray[Any], page: Ints, items: npt.NDArray[Any]) -> tuple[Ints, Runs]:
+        """Return the rows that records of items hold on their pages, one of each block, and the runs of others."""
         size, first = self._record.itemsize, page * _PAGE_RECORDS
         counts = np.minimum(blocks["count"] - first, _PAGE_RECORDS)
         raw = self._read(blocks["records"] + first * size, counts * size)
         records, of = raw.view(self._record), np.repeat(np.arange(len(blocks)), counts)
         place = np.minimum(np.searchsorted(items, records["item"]), len(items) - 1)
         hits = items[place] == records["item"]
+        hits &= records["count"] > 0
         records, of = records[hits], of[hits]
+        few = records["count"] <= _FEW_ROWS
+        two = np.stack([records["first"][few] & 0xFFFF, records["first"][few] >> 16], axis=1).astype(np.int64)
+        rows = (two + blocks["first"][of[few]][:, None])[np.arange(2) < records["count"][few][:, None]]
+        records, of = records[~few], of[~few]
         firsts = (blocks["records"] + blocks["count"] * size)[of] + 2 * records["first"].astype(np.int64)
         lengths = records["count"].astype(np.int64)
         if (firsts + 2 * np.minimum(lengths, _MOST_ROWS) > self._end).any():
             raise CorruptionError(f"{self._path}: rows of an item lie outside of the segment")
-        return firsts, lengths, blocks["first"][of]
+        return rows, (firsts, lengths, blocks["first"][of])
 
     def _read(self, offsets: Ints, lengths: Ints) -> npt.NDArray[np.uint8]:
         """Return ranges end to end."""

@@ -13,6 +13,7 @@ constexpr std::int64_t kRecordBytes = 16;
 constexpr std::int64_t kSpan = 1 << 16;   // rows of a block at most
 constexpr std::int64_t kMostRows = 4096;  // of an item in a block that are numbers; more are a bitmap of kSpan bits
 constexpr std::int64_t kBitmapBytes = kSpan / 8;
+constexpr std::int64_t kFewRows = 2;       // of an item in a block that lie in its record
 constexpr std::size_t kPagesTogether = 4;  // of records, which are copied
 constexpr std::size_t kPiecesTogether = 256;
 constexpr auto kPage = static_cast<std::int64_t>(kPageBytes);
@@ -107,9 +108,14 @@ class Marker {
     for (std::int64_t record = 0; record < page.count; ++record) {
       const std::byte* at = records + record * kRecordBytes;
       if (!is_wanted(load<Item>(at))) continue;
-      const std::int64_t start =
-          block.records + block.count * kRecordBytes + 2 * std::int64_t{load<std::uint32_t>(at + 8)};
       const std::int64_t count = load<std::uint32_t>(at + 12);
+      const std::uint32_t place = load<std::uint32_t>(at + 8);
+      if (count <= kFewRows) {
+        for (std::int64_t i = 0; i < count; ++i)
+          mark_row(block.first - search_.start + std::int64_t{place >> (16 * i) & 0xffff});
+        continue;
+      }
+      const std::int64_t start = block.records + block.count * kRecordBytes + 2 * std::int64_t{place};
       const bool is_bitmap = count > kMostRows;
       const std::int64_t stop = start + (is_bitmap ? kBitmapBytes : 2 * count);
       if (stop > search_.end) return broken();
@@ -138,12 +144,13 @@ class Marker {
     return low < search_.item_count && item(low) == found;
   }
 
+  void mark_row(std::int64_t row) {
+    const auto at = static_cast<std::size_t>(row);
+    if (at < 64 * search_.words.size()) search_.words[at / 64] |= std::uint64_t{1} << (at % 64);
+  }
+
   void mark_numbers(const Piece& piece, const std::byte* at) {
-    const std::size_t bits = 64 * search_.words.size();
-    for (std::int64_t i = 0; i < piece.bytes; i += 2) {
-      const auto row = static_cast<std::size_t>(piece.first + std::int64_t{load<std::uint16_t>(at + i)});
-      if (row < bits) search_.words[row / 64] |= std::uint64_t{1} << (row % 64);
-    }
+    for (std::int64_t i = 0; i < piece.bytes; i += 2) mark_row(piece.first + std::int64_t{load<std::uint16_t>(at + i)});
   }
 
   void mark_bits(const Piece& piece, const std::byte* at) {
