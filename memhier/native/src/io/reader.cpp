@@ -212,8 +212,9 @@ struct PostingRequest {
     std::size_t pages = 0;
     for (std::size_t i = 0; i < blocks.size(); ++i) {
       const std::int64_t count = blocks[i].count;
-      require(count >= 0 && count < std::numeric_limits<std::uint32_t>::max() && blocks[i].first >= 0,
-              "blocks: records and rows are counted from 0");
+      require(count >= 0 && count < std::numeric_limits<std::uint32_t>::max() && blocks[i].first >= 0 &&
+                  blocks[i].records >= 0 && blocks[i].records <= end,
+              "blocks: rows are counted from 0, records lie in the file");
       pages += (static_cast<std::size_t>(count) + kPageRecords - 1) / kPageRecords;
     }
     require(heads.bytes() == 8 * pages && items.bytes() % 8 == 0, "heads, items: 8 bytes each");
