@@ -241,15 +241,16 @@ class MultiVectorIndex(Closing):
         with self._turns.next():
             state = self._state
             allowed = Allowed.of(state, where, allow, deny)
-            effort = state.calibration.effort(share)
-            for row, query in enumerate(wanted):
+            efforts = [state.calibration.effort(share, len(query)) for query in wanted]
+            for row, (query, effort) in enumerate(zip(wanted, efforts, strict=True)):
                 search = ItemSearch(state, self._reader, query, k, allowed, read_bytes(self._about.dram))
                 found, best, work = search.run(effort)
                 ids[row, : len(found)], scores[row, : len(found)] = found, best
                 tally = {name: tally[name] + work[name] for name in TALLY}
         filtered = where is not None or allow is not None or deny is not None
         stats: dict[str, Any] = {"queries": len(wanted)} | tally
-        stats |= {"calibrated": effort is None or not filtered, "recall": 1.0 if effort is None else share}
+        exact = all(effort is None for effort in efforts)
+        stats |= {"calibrated": exact or not filtered, "recall": 1.0 if exact else share}
         return ItemResult(ids[0], scores[0], stats) if single else ItemResult(ids, scores, stats)
 
     def reconstruct(self, ids: object) -> list[Any]:
@@ -474,7 +475,7 @@ class MultiVectorIndex(Closing):
             "searches": about.searches,
             "vector_bytes": vectors * self.dimension * about.token_dtype.itemsize,
             "file_bytes": sum(segment.length for segment in self._store.segments().values()),
-            "calibrated": len(state.calibration.efforts) > 0,
+            "calibrated": state.calibration.known,
             **self._reader.stats(),
         }
 

@@ -176,7 +176,7 @@ class ItemSearch:
         Those unlike the items that the effort was learnt from have bounds that hold for certain.
         """
         snapshot, k = self._snapshot, self._k
-        first, second = snapshot.calibration.biases
+        first, second = effort.biases
         foreign = self._foreign()
         numbers = np.setdiff1d(self._candidates(tables, effort, left), foreign, assume_unique=True)
         self._tally["candidates"] = len(numbers) + len(foreign)
@@ -219,8 +219,7 @@ class ItemSearch:
         snapshot = self._snapshot
         total = int(snapshot.bases[-1])
         # With a filter, or for more neighbours than were calibrated, neighbours lie further: more lists are looked at.
-        probes = -(-effort.probes // len(self._query))
-        probes *= max(1, -(-self._k // NEIGHBOURS)) * max(1, (total + left // 2) // left)
+        probes = effort.probes * max(1, -(-self._k // NEIGHBOURS)) * max(1, (total + left // 2) // left)
         if left <= max(_FEW_ALLOWED, 2 * self._k) or probes >= snapshot.book.lists:
             numbers = self._allowed.numbers(snapshot)
             self._tally["probed"] = snapshot.book.lists

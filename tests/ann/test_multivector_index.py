@@ -246,3 +246,19 @@ def test_items_unlike_those_of_the_build_are_found(tmp_path, shift, scale):
             for query in queries_of(drifted, 10) + queries_of(items, 10)
         ]
         assert np.mean(shares) >= 0.97
+
+
+@pytest.mark.parametrize(("longest", "vectors", "mixed"), [(24, 1, False), (24, 6, True), (1, 24, True)])
+def test_queries_of_few_and_of_many_vectors_keep_the_recall(tmp_path, longest, vectors, mixed):
+    random = np.random.default_rng(6)
+    items = [random.normal(size=(int(length), 16)) for length in random.integers(1 + longest // 2, longest + 1, 1000)]
+    items = [(item / np.linalg.norm(item, axis=1, keepdims=True)).astype(np.float16) for item in items]
+    tokens, starts = np.concatenate(items).astype(np.float32), np.cumsum([0, *map(len, items)])
+    with MultiVectorIndex.build(tmp_path / "index", items, dram="4MiB") as index:
+        shares = []
+        for number in random.choice(len(items), 30):
+            query = tokens[random.choice(len(tokens), vectors)] if mixed else items[number][:vectors]
+            exact = np.maximum.reduceat(tokens @ query.T, starts[:-1], axis=0).sum(axis=1)
+            kth = np.sort(exact)[-10]
+            shares.append(np.mean(exact[index.search(query, 10).ids] >= kth - 1e-4))
+        assert np.mean(shares) >= 0.96

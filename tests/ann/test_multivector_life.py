@@ -1,6 +1,7 @@
 """Items come, change and go: searches agree with a model at every step, over commits, openings, kills and faults."""
 
 import importlib.util
+import json
 import os
 import random
 import shutil
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 
 from memhier.ann import MultiVectorIndex
-from memhier.ann.multivector.storage.catalog import KIND
+from memhier.ann.multivector.storage.catalog import KEY, KIND
 from memhier.files import Fault, FaultyFiles, RealFiles
 from memhier.store.store import Store
 
@@ -257,3 +258,23 @@ def test_a_fault_leaves_the_index_as_it_was(tmp_path, small_sizes, switched_file
             child.change(index, model, random.Random(5))
             index.commit()
             assert_holds(index, model)
+
+
+def test_an_index_of_the_first_format_opens(tmp_path):
+    index, model = begun(tmp_path / "index")
+    index.close()
+    with Store.open(tmp_path / "index", kind=KIND, writable=True) as store, store.begin() as tx:
+        about = json.loads(store.get(KEY))
+        learnt = about["calibration"].pop("learnt")[-1]
+        about["calibration"] |= {"biases": learnt["biases"], "efforts": learnt["efforts"]}
+        tx.put(KEY, json.dumps(about | {"version": 1}).encode())
+        tx.commit()
+    with MultiVectorIndex.open(tmp_path / "index", writable=True) as index:
+        assert not index.stats()["calibrated"]
+        assert index.search(child.item_of(1, 0), 3).stats["recall"] == 1.0
+        assert_holds(index, model)
+        index.compact()
+        assert index.stats()["calibrated"]
+    with MultiVectorIndex.open(tmp_path / "index") as index:
+        assert index.stats()["calibrated"]
+        assert_holds(index, model)

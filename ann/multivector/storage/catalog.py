@@ -18,7 +18,8 @@ __all__ = ["KEY", "KIND", "VERSION", "ItemDescription"]
 
 KIND = "multivector-index"
 KEY = "items"
-VERSION = 1
+VERSION = 2
+_BEFORE = 1  # read beside it: it has one effort for queries of any number of vectors, which is not taken over
 
 _PART = record(
     {
@@ -27,31 +28,28 @@ _PART = record(
         "alive": optional(text(r"[A-Za-z0-9_-]{1,100}")),
     }
 )  # fmt: skip
-_CHECK = record(
-    {
-        "version": integer(),
-        "dtype": one_of("float32", "float16", "int8", "uint8"),
-        "dimension": integer(1, 2**20),
-        "scale": real(5e-324, 1e308),
-        "lists": integer(1, 2**16),
-        "code_bytes": integer(1, 2**22),
-        "dram": integer(1),
-        "searches": integer(1, 2**16),
-        "seed": integer(0, 2**32),
-        "schema": mapping(one_of(*DTYPES, *LIST_TYPES.values())),
-        "next_part": integer(),
-        "next_id": integer(0, 2**63),
-        "trained_on": integer(),
-        "changes": integer(),
-        "calibration": record({
-            "biases": row(real(), real()),
-            "efforts": sequence(row(real(0, 1), integer(1, 2**31), real(), real())),
-            "foreign": real(0),
-        }),
-        "parts": sequence(_PART),
-        "pending": sequence(_PART),
-    }
-)  # fmt: skip
+_FIELDS = {
+    "version": integer(),
+    "dtype": one_of("float32", "float16", "int8", "uint8"),
+    "dimension": integer(1, 2**20),
+    "scale": real(5e-324, 1e308),
+    "lists": integer(1, 2**16),
+    "code_bytes": integer(1, 2**22),
+    "dram": integer(1),
+    "searches": integer(1, 2**16),
+    "seed": integer(0, 2**32),
+    "schema": mapping(one_of(*DTYPES, *LIST_TYPES.values())),
+    "next_part": integer(),
+    "next_id": integer(0, 2**63),
+    "trained_on": integer(),
+    "changes": integer(),
+    "parts": sequence(_PART),
+    "pending": sequence(_PART),
+}
+_EFFORTS = sequence(row(real(0, 1), integer(1, 2**31), real(), real()))
+_LEARNT = record({"vectors": integer(1, 2**31), "biases": row(real(), real()), "efforts": _EFFORTS})
+_CHECK = record(_FIELDS | {"calibration": record({"learnt": sequence(_LEARNT), "foreign": real(0)})})
+_CHECK_BEFORE = record(_FIELDS | {"calibration": record({"foreign": real(0)})})
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,10 +126,12 @@ class ItemDescription:
         if raw is None:
             raise FormatError(f"{store.path}: the catalog does not describe an index of items")
         version = decode_json(raw, where, record({"version": integer()})).get("version")
-        if version != VERSION:
+        if version not in (_BEFORE, VERSION):
             raise FormatError(f"{store.path}: format {version} of items, this memhier reads {VERSION}; build it again")
-        values = decode_json(raw, where, _CHECK)
+        values = decode_json(raw, where, _CHECK if version == VERSION else _CHECK_BEFORE)
         del values["version"]
+        if version == _BEFORE:
+            values["calibration"] = {"learnt": [], "foreign": values["calibration"]["foreign"]}
         with described(where):
             values["calibration"] = Calibration.of_json(values["calibration"])
             return cls(**values)
