@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -12,14 +12,16 @@ from memhier.ann.multivector.coding.calibration import NEIGHBOURS, Effort
 from memhier.ann.multivector.coding.scores import estimates, list_scores, max_sims, upper_bounds
 from memhier.ann.multivector.items import spans
 from memhier.ann.multivector.storage.snapshot import ItemSnapshot
-from memhier.ann.zoom.filters.bitmaps import unpack
+from memhier.ann.zoom.filters.bitmaps import Words, pack, unpack
 from memhier.ann.zoom.filters.where import evaluate, parse_for
-from memhier.ann.zoom.storage.ids import with_repeats
+from memhier.ann.zoom.ids.collection import collected
+from memhier.ann.zoom.preview.scan_arguments import positions_of, split_positions
+from memhier.ann.zoom.storage.ids import locate, with_repeats
 from memhier.io.ranges import CountedReads, read_together
 from memhier.io.reader import Reader
 from memhier.rows.rank_request import round_limit
 
-__all__ = ["TALLY", "Allowed", "ItemSearch"]
+__all__ = ["TALLY", "Allowed", "Best", "ItemSearch"]
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -55,7 +57,7 @@ class Allowed:
         ValueError, TypeError
             When it is no filter of this index, or the ids are none.
         """
-        parts = [None if part.alive is None else part.is_alive() for part in snapshot.parts]
+        parts = [None if part.alive is None else part.alive_flags() for part in snapshot.parts]
         waiting = np.ones(len(snapshot.waiting), np.bool_)
         if where is not None:
             expression = parse_for(where, snapshot.schema)
@@ -63,15 +65,25 @@ class Allowed:
                 assert part.attributes is not None
                 parts[number] = _both(parts[number], unpack(part.attributes.bitmap(expression), len(part)))
             if len(waiting):
-                waiting = evaluate(expression, snapshot.waiting.attributes)
+                waiting = evaluate(expression, snapshot.fresh.attributes)
         for ids, name, wanted in ((allow, "allow", True), (deny, "deny", False)):
             if ids is not None:
-                numbers = with_repeats(ids, "int64", name)[0].numbers
+                wanted_ids = with_repeats(collected(ids, name), snapshot.id_kind, name)[0]
+                places = locate(snapshot.parts, snapshot.fresh, wanted_ids)
+                numbers, rows = split_positions(places.positions)
                 for number, part in enumerate(snapshot.parts):
-                    there = np.isin(part.arrays.ids, numbers) == wanted
+                    there = np.full(len(part), not wanted)
+                    there[rows[(numbers == number) & (places.positions >= 0)]] = wanted
                     parts[number] = _both(parts[number], there)
-                waiting = waiting & (np.isin(snapshot.waiting.ids, numbers) == wanted)
+                there = np.full(len(waiting), not wanted)
+                there[places.fresh[places.fresh >= 0]] = wanted
+                waiting = waiting & there
         return cls(parts, waiting)
+
+    def words(self, snapshot: ItemSnapshot) -> list[Words]:
+        """Return the items of each part that may be found, a bit for each."""
+        pairs = zip(self.parts, snapshot.parts, strict=True)
+        return [pack(np.ones(len(part), np.bool_) if each is None else each) for each, part in pairs]
 
     def count(self, snapshot: ItemSnapshot) -> int:
         """Return the number of items on SSD that may be found."""
@@ -90,18 +102,20 @@ def _both(first: Flags | None, second: Flags) -> Flags:
     return second if first is None else first & second
 
 
-class _Best:
+class Best:
     """The `k` best items so far; of equal scores, the smaller ids."""
 
     def __init__(self, k: int) -> None:
         self._k = k
         self.scores: Floats = np.empty(0, np.float32)
         self.ids: Ints = np.empty(0, np.int64)
+        self.positions: Ints = np.empty(0, np.int64)
 
-    def offer(self, scores: Floats, ids: Ints) -> None:
-        """Take items in."""
+    def offer(self, scores: Floats, ids: npt.NDArray[Any], positions: Ints) -> None:
+        """Take items in; a position of -1 is that of one that waits."""
         scores, ids = np.concatenate([self.scores, scores]), np.concatenate([self.ids, ids.astype(np.int64)])
         order = np.lexsort((ids, -scores))[: self._k]
+        self.positions = np.concatenate([self.positions, positions])[order]
         self.scores, self.ids = scores[order], ids[order]
 
     @property
@@ -123,20 +137,16 @@ class ItemSearch:
         Items wanted.
     allowed
         Those that may be found.
-    together
-        Bytes of tokens that are read together, where an item alone has not more.
     """
 
-    def __init__(
-        self, snapshot: ItemSnapshot, reader: Reader, query: Floats, k: int, allowed: Allowed, together: int
-    ) -> None:
+    def __init__(self, snapshot: ItemSnapshot, reader: Reader, query: Floats, k: int, allowed: Allowed) -> None:
         self._snapshot, self._reads = snapshot, CountedReads(reader)
-        self._query, self._k, self._allowed, self._together = query, k, allowed, together
-        self._best = _Best(k)
+        self._query, self._k, self._allowed, self._together = query, k, allowed, snapshot.scan_bytes
+        self._best = Best(k)
         self._tally = dict.fromkeys(TALLY, 0)
 
-    def run(self, effort: Effort | None) -> tuple[Ints, Floats, dict[str, int]]:
-        """Return ids and scores of the best items, best first, and counts of the work done.
+    def run(self, effort: Effort | None) -> tuple[Best, dict[str, int]]:
+        """Return the best items, best first, and counts of the work done.
 
         `effort` None takes bounds that hold for certain, and all items as candidates.
         """
@@ -145,8 +155,8 @@ class ItemSearch:
         for low, high in spans(snapshot.waiting.starts, snapshot.token_bytes, self._together):
             some = waiting[np.searchsorted(waiting, low) : np.searchsorted(waiting, high)]
             if len(some):
-                items = snapshot.waiting.take(some)
-                best.offer(max_sims(self._query, items.tokens, items.starts), items.ids)
+                scores = max_sims(self._query, *snapshot.waiting.take(some))
+                best.offer(scores, snapshot.fresh.ids[some], np.full(len(some), -1))
         tally["ranked"] += len(waiting)
         left = self._allowed.count(snapshot)
         if left:
@@ -156,7 +166,7 @@ class ItemSearch:
         for name in ("reads", "pages", "bytes"):
             tally[name] = int(self._reads.tally[name][0])
         tally["rounds"] = self._reads.rounds
-        return best.ids, best.scores, tally
+        return best, tally
 
     def _bounded(self, tables: QueryTables) -> tuple[Ints, Floats]:
         """Return all allowed items with bounds that hold for certain."""
@@ -255,12 +265,13 @@ class ItemSearch:
             lengths[here] = highs - lows
         ends = np.concatenate([[0], np.cumsum(lengths)])
         for low, high in spans(ends, self._snapshot.token_bytes, self._together):
-            some = list(self._snapshot.by_part(numbers[low:high]))
-            readings = {number: part.reading(rows) for number, (part, _, rows) in enumerate(some)}
+            some = {each[0]: each[1:] for each in self._snapshot.numbered(numbers[low:high])}
+            readings = {number: part.reading(rows) for number, (part, _, rows) in some.items()}
             for number, tokens in read_together(self._reads, readings).items():
                 part, here, rows = some[number]
                 starts = np.concatenate([[0], np.cumsum(lengths[low + here])])
-                self._best.offer(max_sims(self._query, tokens, starts), part.arrays.ids[rows])
+                scores = max_sims(self._query, tokens, starts)
+                self._best.offer(scores, part.arrays.ids[rows], positions_of(np.full(len(rows), number), rows))
 
 
 def _nearest_lists(tables: QueryTables, probes: int) -> Ints:

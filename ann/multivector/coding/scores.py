@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from memhier import backend
 from memhier.ann.multivector.coding.book import COLUMNS, UNKNOWN, Coded, QueryTables, Table, TokenBook
-from memhier.ann.multivector.items import spans
+from memhier.ann.multivector.items import spans, token_rows
 
 __all__ = ["SCORE_BYTES", "estimates", "list_scores", "max_sim", "max_sims", "upper_bounds"]
 
@@ -117,11 +117,9 @@ def _products(table: Table, coded: Coded, residuals: Floats) -> Floats:
 
 def _blocks(lows: Ints, highs: Ints, dimension: int) -> Iterator[tuple[slice, Ints, Ints]]:
     """Yield some of the items as a slice, the rows of their tokens, and where in these each item begins."""
-    lengths = highs - lows
-    ends = np.concatenate([[0], np.cumsum(lengths)])
+    ends = np.concatenate([[0], np.cumsum(highs - lows)])
     for first, stop in spans(ends, 8 * dimension + 12 * COLUMNS + 24, SCORE_BYTES):
-        within = np.arange(ends[first], ends[stop])
-        rows = within + np.repeat(lows[first:stop] - ends[first:stop], lengths[first:stop])
+        rows = token_rows(lows[first:stop], highs[first:stop])
         yield slice(first, stop), rows, ends[first:stop] - ends[first]
 
 

@@ -10,7 +10,9 @@ from memhier.ann.multivector.coding.calibration import Calibration
 from memhier.ann.zoom.filters.attributes import Schema
 from memhier.ann.zoom.filters.columns import DTYPES
 from memhier.ann.zoom.filters.conditions import LIST_TYPES
-from memhier.errors import FormatError
+from memhier.ann.zoom.payload.given import NAMES_MOST
+from memhier.ann.zoom.storage.ids import IdKind
+from memhier.errors import CorruptionError, FormatError
 from memhier.fields import decode_json, described, integer, mapping, one_of, optional, real, record, row, sequence, text
 from memhier.store.store import Store, Transaction
 
@@ -19,7 +21,7 @@ __all__ = ["KEY", "KIND", "VERSION", "ItemDescription"]
 KIND = "multivector-index"
 KEY = "items"
 VERSION = 2
-_BEFORE = 1  # read beside it: it has one effort for queries of any number of vectors, which is not taken over
+_BEFORE = 1  # read beside it: its efforts are not taken over
 
 _PART = record(
     {
@@ -48,7 +50,13 @@ _FIELDS = {
 }
 _EFFORTS = sequence(row(real(0, 1), integer(1, 2**31), real(), real()))
 _LEARNT = record({"vectors": integer(1, 2**31), "biases": row(real(), real()), "efforts": _EFFORTS})
-_CHECK = record(_FIELDS | {"calibration": record({"learnt": sequence(_LEARNT), "foreign": real(0)})})
+_CHECK = record(
+    _FIELDS | {
+        "calibration": record({"learnt": sequence(_LEARNT), "foreign": real(0)}),
+        "id_kind": one_of("int64", "str"),
+        "documents": sequence(text(r"[\s\S]{1,200}"), most=NAMES_MOST),
+    }
+)  # fmt: skip
 _CHECK_BEFORE = record(_FIELDS | {"calibration": record({"foreign": real(0)})})
 
 
@@ -78,6 +86,10 @@ class ItemDescription:
         Entries of the parts.
     pending
         Entries of parts that no commit of the index has taken over.
+    id_kind
+        The type of the ids.
+    documents
+        Names of the documents, in the order of their numbers.
     """
 
     dtype: str
@@ -96,6 +108,8 @@ class ItemDescription:
     calibration: Calibration
     parts: list[dict[str, Any]] = field(default_factory=list)
     pending: list[dict[str, Any]] = field(default_factory=list)
+    id_kind: IdKind = "int64"
+    documents: list[str] = field(default_factory=list)
 
     @property
     def token_dtype(self) -> np.dtype[Any]:
@@ -105,7 +119,7 @@ class ItemDescription:
     @property
     def shape(self) -> tuple[object, ...]:
         """The facts that an open index keeps from commit to commit."""
-        return self.dtype, self.dimension, self.dram, self.searches
+        return self.dtype, self.dimension, self.dram, self.searches, self.id_kind
 
     def write(self, tx: Transaction) -> None:
         """Make it the description of the index."""
@@ -134,4 +148,7 @@ class ItemDescription:
             values["calibration"] = {"learnt": [], "foreign": values["calibration"]["foreign"]}
         with described(where):
             values["calibration"] = Calibration.of_json(values["calibration"])
-            return cls(**values)
+            found = cls(**values)
+        if len({*found.documents, *found.schema}) != len(found.documents) + len(found.schema):
+            raise CorruptionError(f"{where}: attributes and documents of one name")
+        return found

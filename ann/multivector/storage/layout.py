@@ -6,6 +6,8 @@ from memhier.ann.multivector.coding.book import COLUMNS, NUMBER_BYTES
 from memhier.ann.multivector.coding.postings import MARK_BYTES, postings_bytes
 from memhier.ann.multivector.coding.scores import SCORE_BYTES
 from memhier.ann.zoom.filters.bitmaps import bitmap_bytes
+from memhier.ann.zoom.ids.stored_texts import PAGE_DRAM
+from memhier.ann.zoom.payload.stored import records_bytes
 from memhier.ann.zoom.storage.layout import CONTEXTS_MOST, attribute_bytes, fresh_bytes
 from memhier.budget import format_bytes
 from memhier.errors import BudgetError
@@ -53,6 +55,10 @@ class ItemSizes:
         Whether there are attributes to filter by.
     growing
         Whether some of the items are still to come.
+    text_pages
+        Pages of the strings that are ids.
+    record_bytes
+        Of the documents of all items.
     """
 
     items: int
@@ -63,13 +69,16 @@ class ItemSizes:
     reader_bytes: int
     filtered: bool = False
     growing: bool = False
+    text_pages: int = 0
+    record_bytes: int = 0
 
     def grown(self, items: int) -> "ItemSizes":
         """Return the sizes of as many items like these."""
         if items <= self.items:
             return self
-        tokens = -(-items * max(1, self.tokens) // max(1, self.items))
-        return replace(self, items=items, tokens=tokens, growing=True)
+        sizes = (max(1, self.tokens), self.text_pages, self.record_bytes)
+        tokens, pages, records = (-(-items * size // max(1, self.items)) for size in sizes)
+        return replace(self, items=items, tokens=tokens, text_pages=pages, record_bytes=records, growing=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +184,7 @@ def _with_lists(sizes: ItemSizes, dram: int, times: int) -> ItemLayout | None:
     fixed = searches * each + min(searches, CONTEXTS_MOST) * sizes.reader_bytes + _CATALOG_BYTES + _SEGMENTS_BYTES
     fixed += book + 2 * dimension * lists + postings_bytes(sizes.tokens, sizes.items, lists) + 12 * sizes.items
     fixed += 2 * bitmap_bytes(sizes.items) + attribute_bytes(dram) * sizes.filtered
+    fixed += PAGE_DRAM * sizes.text_pages + records_bytes(sizes.items, sizes.record_bytes)
     fixed += (2 * fresh_bytes(dram) + CODER_TIMES * dimension * lists) * sizes.growing
     per_token = token_bytes_held(1) - 1
     stored = sizes.tokens * (dimension * sizes.itemsize + per_token) + fixed
