@@ -17,6 +17,7 @@ from memhier.ann.zoom.filters.where import evaluate, parse_for
 from memhier.ann.zoom.ids.collection import collected
 from memhier.ann.zoom.preview.scan_arguments import positions_of, split_positions
 from memhier.ann.zoom.storage.ids import locate, with_repeats
+from memhier.io.page_file import PAGE_BYTES
 from memhier.io.ranges import CountedReads, read_together
 from memhier.io.reader import Reader
 from memhier.rows.rank_request import round_limit
@@ -30,6 +31,8 @@ Flags: TypeAlias = npt.NDArray[np.bool_]
 TALLY = ("probed", "candidates", "estimated", "ranked", "reads", "pages", "bytes", "rounds")
 _FIRST_ROUND = 16  # items read at first
 _FEW_ALLOWED = 2048  # items that a filter leaves, which are all candidates
+_SAMPLED = 256  # items whose bounds tell how many these leave out
+_WORTH = 0.5  # of the items left, up to which bounds are worth their work
 _FIRST_CODES = 256  # items whose codes are scored before a k-th best estimate is known
 
 
@@ -161,18 +164,43 @@ class ItemSearch:
         left = self._allowed.count(snapshot)
         if left:
             tables = QueryTables(snapshot.book, self._query)
-            numbers, upper = self._bounded(tables) if effort is None else self._estimated(tables, effort, left)
-            tally["ranked"] += self._rank(numbers, upper)
+            if effort is None:
+                tally["ranked"] += self._exact(tables)
+            else:
+                tally["ranked"] += self._rank(*self._estimated(tables, effort, left))
         for name in ("reads", "pages", "bytes"):
             tally[name] = int(self._reads.tally[name][0])
         tally["rounds"] = self._reads.rounds
         return best, tally
 
-    def _bounded(self, tables: QueryTables) -> tuple[Ints, Floats]:
-        """Return all allowed items with bounds that hold for certain."""
-        numbers = self._allowed.numbers(self._snapshot)
-        self._tally["probed"], self._tally["candidates"] = self._snapshot.book.lists, len(numbers)
-        return numbers, self._upper_bounds(tables, numbers)
+    def _exact(self, tables: QueryTables) -> int:
+        """Read the allowed items that may be among the best by bounds that hold for certain; return their number.
+
+        A sample of the bounds tells whether they leave out many items; otherwise they are not worth their work.
+        """
+        snapshot, numbers = self._snapshot, self._allowed.numbers(self._snapshot)
+        self._tally["probed"], self._tally["candidates"] = snapshot.book.lists, len(numbers)
+        listed = self._list_scores(tables, numbers)
+        some = numbers[np.argsort(-listed, kind="stable")[: max(_FIRST_CODES, 4 * self._k)]]
+        estimated = np.empty(len(some), np.float32)
+        for part, here, rows in snapshot.by_part(some):
+            estimated[here] = estimates(snapshot.book, tables, part.arrays.coded, *part.arrays.bounds(rows))
+        first = np.sort(some[np.argsort(-estimated, kind="stable")[: max(_FIRST_ROUND, self._k)]])
+        self._tally["estimated"] = len(some)
+        self._read_round(first, np.full(len(first), np.inf, np.float32))
+        rest = np.delete(numbers, np.searchsorted(numbers, first))
+        upper = np.full(len(rest), np.inf, np.float32)
+        sample = np.unique(np.linspace(0, len(rest) - 1, min(_SAMPLED, len(rest))).astype(np.int64))
+        left = self._upper_bounds(tables, rest[sample]) >= self._best.kth
+        if np.count_nonzero(left) <= _WORTH * len(sample):
+            upper = self._upper_bounds(tables, rest)
+        return len(first) + self._rank(rest, upper, len(first))
+
+    def _list_scores(self, tables: QueryTables, numbers: Ints) -> Floats:
+        listed = np.empty(len(numbers), np.float32)
+        for part, here, rows in self._snapshot.by_part(numbers):
+            listed[here] = list_scores(tables, part.arrays.coded, *part.arrays.bounds(rows))
+        return listed
 
     def _upper_bounds(self, tables: QueryTables, numbers: Ints) -> Floats:
         upper = np.empty(len(numbers), np.float32)
@@ -190,9 +218,7 @@ class ItemSearch:
         foreign = self._foreign()
         numbers = np.setdiff1d(self._candidates(tables, effort, left), foreign, assume_unique=True)
         self._tally["candidates"] = len(numbers) + len(foreign)
-        listed = np.empty(len(numbers), np.float32)
-        for part, here, rows in snapshot.by_part(numbers):
-            listed[here] = list_scores(tables, part.arrays.coded, *part.arrays.bounds(rows))
+        listed = self._list_scores(tables, numbers)
         order = np.argsort(-listed, kind="stable")
         numbers, listed = numbers[order], listed[order]
         beyond = np.float32(first * tables.length + effort.gap * tables.unit)
@@ -245,31 +271,51 @@ class ItemSearch:
             numbers = np.flatnonzero(marks)
         return numbers
 
-    def _rank(self, numbers: Ints, upper: Floats) -> int:
-        """Read items by descending bound, in rounds, until no bound left reaches the k-th best; return their number."""
+    def _rank(self, numbers: Ints, upper: Floats, before: int = 0) -> int:
+        """Read items by descending bound, in rounds, until no bound left reaches the k-th best; return their number.
+
+        Once those left lie on most of all pages, one round reads them in their order on SSD, each page once.
+
+        Parameters
+        ----------
+        before
+            Items that were read already.
+        """
         order = np.lexsort((numbers, -upper))
         numbers, upper = numbers[order], upper[order]
-        done = rounds = 0
+        done, rounds, read = 0, int(before > 0), before
         while done < len(numbers) and upper[done] >= self._best.kth:
-            stop = done + min(len(numbers) - done, round_limit(rounds, done, _FIRST_ROUND))
-            stop = min(stop, int(np.searchsorted(-upper, -self._best.kth, side="right")))
-            self._read_round(numbers[done:stop])
+            end = int(np.searchsorted(-upper, -self._best.kth, side="right"))
+            limit = round_limit(rounds, read, _FIRST_ROUND)
+            if rounds and 2 * self._pages(numbers[done:end]) > self._snapshot.pages:
+                limit = end - done
+            stop = min(end, done + limit)
+            order = np.argsort(numbers[done:stop])
+            self._read_round(numbers[done:stop][order], upper[done:stop][order])
+            read += stop - done
             done, rounds = stop, rounds + 1
         return done
 
-    def _read_round(self, numbers: Ints) -> None:
-        """Read and score items: one submission, or several where they are more than a search has room for."""
-        lengths = np.empty(len(numbers), np.int64)
-        for part, here, rows in self._snapshot.by_part(numbers):
-            lows, highs = part.arrays.bounds(rows)
-            lengths[here] = highs - lows
-        ends = np.concatenate([[0], np.cumsum(lengths)])
+    def _pages(self, numbers: Ints) -> int:
+        """Return the pages of items, those that several share counted for each."""
+        lows, highs = self._snapshot.token_bounds(numbers)
+        first, last = (each * self._snapshot.token_bytes // PAGE_BYTES for each in (lows, highs))
+        return int((last - first + 1).sum())
+
+    def _read_round(self, numbers: Ints, upper: Floats) -> None:
+        """Read and score ascending items: one submission, or several where a search has room for fewer at a time.
+
+        Items whose bound no longer reaches the k-th best by then are left.
+        """
+        lows, highs = self._snapshot.token_bounds(numbers)
+        ends, lengths = np.concatenate([[0], np.cumsum(highs - lows)]), highs - lows
         for low, high in spans(ends, self._snapshot.token_bytes, self._together):
-            some = {each[0]: each[1:] for each in self._snapshot.numbered(numbers[low:high])}
+            there = np.flatnonzero(upper[low:high] >= self._best.kth) + low
+            some = {each[0]: each[1:] for each in self._snapshot.numbered(numbers[there])}
             readings = {number: part.reading(rows) for number, (part, _, rows) in some.items()}
             for number, tokens in read_together(self._reads, readings).items():
                 part, here, rows = some[number]
-                starts = np.concatenate([[0], np.cumsum(lengths[low + here])])
+                starts = np.concatenate([[0], np.cumsum(lengths[there[here]])])
                 scores = max_sims(self._query, tokens, starts)
                 self._best.offer(scores, part.arrays.ids[rows], positions_of(np.full(len(rows), number), rows))
 

@@ -34,6 +34,7 @@ _SEARCHES_SHARE, _SEARCHES_MOST = 0.08, 8
 _CATALOG_BYTES = 16 << 10
 _SEGMENTS_BYTES = 4096  # the last pages of the segments of a part, in checksums
 _ITEM_BYTES = 64  # of a candidate: its number, scores, and the order of all
+_READ_TIMES = 8  # bytes for each of tokens that are read together: mostly pages, of which items take a part
 CODER_TIMES = 4  # bytes for each value of a centroid while items are coded
 
 
@@ -108,7 +109,7 @@ class ItemLayout:
 
 def read_bytes(dram: int) -> int:
     """Return the bytes of tokens that a search reads together, where an item alone has not more."""
-    return max(64 << 10, min(1 << 20, dram // 128))
+    return max(32 << 10, min(1 << 20, dram // 256))
 
 
 def token_bytes_held(code_bytes: int) -> int:
@@ -131,7 +132,8 @@ def workspace_bytes(lists: int, items: int, together: int, token_bytes: int, lon
         Tokens of the longest item.
     """
     tables = 4 * COLUMNS * (lists + 512) + 12 * lists
-    return tables + _ITEM_BYTES * items + SCORE_BYTES + MARK_BYTES + 4 * max(together, longest * token_bytes)
+    reads = SCORE_BYTES + _READ_TIMES * max(together, longest * token_bytes)
+    return tables + _ITEM_BYTES * items + max(MARK_BYTES, reads)  # first the one, then the other
 
 
 def lists_for(tokens: int) -> int:

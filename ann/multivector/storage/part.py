@@ -227,8 +227,13 @@ class ItemPart:
         return replace(self, alive=pack(alive), alive_name=None)
 
     def reading(self, items: Ints) -> Reading[npt.NDArray[Any]]:
-        """Return the tokens of items, end to end, as a reading; see `memhier.io.ranges`."""
+        """Return the tokens of items, end to end, as a reading; see `memhier.io.ranges`.
+
+        Items that follow one another are read as one range.
+        """
         lows, highs = self.arrays.bounds(items)
+        apart = np.flatnonzero(lows[1:] != highs[:-1])
+        lows, highs = lows[np.insert(apart + 1, 0, 0)], highs[np.append(apart, len(highs) - 1)]
         (raw,) = yield [Ranges(self.file, lows * self.token_bytes, (highs - lows) * self.token_bytes)]
         stored = np.ascontiguousarray(raw).view(self.dtype.newbyteorder("<"))
         return stored.reshape(-1, self.dimension).astype(self.dtype, copy=False)

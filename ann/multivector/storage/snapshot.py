@@ -15,6 +15,7 @@ from memhier.ann.multivector.storage.part import ItemPart
 from memhier.ann.zoom.filters.attributes import Schema
 from memhier.ann.zoom.storage.fresh import Fresh
 from memhier.ann.zoom.storage.ids import IdKind
+from memhier.io.page_file import PAGE_BYTES
 
 __all__ = ["ItemSnapshot", "WaitingItems"]
 
@@ -144,6 +145,18 @@ class ItemSnapshot:
         """Tokens of the longest item."""
         lengths = [part.longest for part in self.parts] + np.diff(self.waiting.starts).tolist()
         return max(lengths, default=0)
+
+    @cached_property
+    def pages(self) -> int:
+        """Pages of the tokens on SSD."""
+        return sum(-(-int(part.arrays.starts[-1]) * self.token_bytes // PAGE_BYTES) for part in self.parts)
+
+    def token_bounds(self, numbers: Ints) -> tuple[Ints, Ints]:
+        """Return where the tokens of items begin and end in their parts, int64 ``[m]`` each."""
+        lows, highs = np.empty((2, len(numbers)), np.int64)
+        for part, here, rows in self.by_part(numbers):
+            lows[here], highs[here] = part.arrays.bounds(rows)
+        return lows, highs
 
     def by_part(self, numbers: Ints) -> Iterator[tuple[ItemPart, Ints, Ints]]:
         """Yield, of each part with some of the items `numbers`, the part, which of `numbers` these are, and their rows.
