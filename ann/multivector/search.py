@@ -10,7 +10,7 @@ import numpy.typing as npt
 from memhier.ann.multivector.coding.book import QueryTables
 from memhier.ann.multivector.coding.calibration import NEIGHBOURS, Effort
 from memhier.ann.multivector.coding.scores import estimates, list_scores, max_sims, upper_bounds
-from memhier.ann.multivector.items import spans
+from memhier.ann.multivector.items import spans, token_rows
 from memhier.ann.multivector.storage.snapshot import ItemSnapshot
 from memhier.ann.zoom.filters.bitmaps import Words, pack, unpack
 from memhier.ann.zoom.filters.where import evaluate, parse_for
@@ -30,8 +30,9 @@ Flags: TypeAlias = npt.NDArray[np.bool_]
 
 TALLY = ("probed", "candidates", "estimated", "ranked", "reads", "pages", "bytes", "rounds")
 _FIRST_ROUND = 16  # items read at first
+_IN_ORDER = 4  # times the bytes that are read together, where most items are read in their order
 _FEW_ALLOWED = 2048  # items that a filter leaves, which are all candidates
-_SAMPLED = 256  # items whose bounds tell how many these leave out
+_SAMPLED = 64  # items whose bounds tell how many these leave out
 _WORTH = 0.5  # of the items left, up to which bounds are worth their work
 _FIRST_CODES = 256  # items whose codes are scored before a k-th best estimate is known
 
@@ -286,12 +287,12 @@ class ItemSearch:
         done, rounds, read = 0, int(before > 0), before
         while done < len(numbers) and upper[done] >= self._best.kth:
             end = int(np.searchsorted(-upper, -self._best.kth, side="right"))
-            limit = round_limit(rounds, read, _FIRST_ROUND)
-            if rounds and 2 * self._pages(numbers[done:end]) > self._snapshot.pages:
-                limit = end - done
-            stop = min(end, done + limit)
+            stop = min(end, done + round_limit(rounds, read, _FIRST_ROUND))
+            most = rounds > 0 and 2 * self._pages(numbers[done:end]) > self._snapshot.pages
+            stop = end if most else stop
             order = np.argsort(numbers[done:stop])
-            self._read_round(numbers[done:stop][order], upper[done:stop][order])
+            read_items = self._read_in_order if most else self._read_round
+            read_items(numbers[done:stop][order], upper[done:stop][order])
             read += stop - done
             done, rounds = stop, rounds + 1
         return done
@@ -302,22 +303,43 @@ class ItemSearch:
         first, last = (each * self._snapshot.token_bytes // PAGE_BYTES for each in (lows, highs))
         return int((last - first + 1).sum())
 
+    def _read_in_order(self, numbers: Ints, upper: Floats) -> None:
+        """Read and score ascending items, most of all, with those between: long pieces of the files, one at a time.
+
+        Items whose bound no longer reaches the k-th best by then are left.
+        """
+        for number, part, here, rows in self._snapshot.numbered(numbers):
+            lows, highs = part.arrays.bounds(rows)
+            for low, high in spans(np.append(lows, highs[-1:]), part.token_bytes, _IN_ORDER * self._together):
+                some = np.flatnonzero(upper[here[low:high]] >= self._best.kth) + low
+                if len(some):
+                    first, last = lows[some[0]], highs[some[-1]]
+                    tokens, lengths = part.run(self._reads, int(first), int(last)), highs[some] - lows[some]
+                    if len(tokens) > lengths.sum():
+                        tokens = tokens[token_rows(lows[some] - first, highs[some] - first)]
+                    self._score(number, rows[some], tokens, lengths)
+
+    def _score(self, number: int, rows: Ints, tokens: npt.NDArray[Any], lengths: Ints) -> None:
+        """Take the items in `rows` of a part in, whose tokens lie end to end."""
+        scores = max_sims(self._query, tokens, np.concatenate([[0], np.cumsum(lengths)]))
+        ids = self._snapshot.parts[number].arrays.ids[rows]
+        self._best.offer(scores, ids, positions_of(np.full(len(rows), number), rows))
+
     def _read_round(self, numbers: Ints, upper: Floats) -> None:
         """Read and score ascending items: one submission, or several where a search has room for fewer at a time.
 
         Items whose bound no longer reaches the k-th best by then are left.
         """
-        lows, highs = self._snapshot.token_bounds(numbers)
+        snapshot = self._snapshot
+        lows, highs = snapshot.token_bounds(numbers)
         ends, lengths = np.concatenate([[0], np.cumsum(highs - lows)]), highs - lows
-        for low, high in spans(ends, self._snapshot.token_bytes, self._together):
+        for low, high in spans(ends, snapshot.token_bytes, self._together):
             there = np.flatnonzero(upper[low:high] >= self._best.kth) + low
-            some = {each[0]: each[1:] for each in self._snapshot.numbered(numbers[there])}
+            some = {each[0]: each[1:] for each in snapshot.numbered(numbers[there])}
             readings = {number: part.reading(rows) for number, (part, _, rows) in some.items()}
             for number, tokens in read_together(self._reads, readings).items():
-                part, here, rows = some[number]
-                starts = np.concatenate([[0], np.cumsum(lengths[there[here]])])
-                scores = max_sims(self._query, tokens, starts)
-                self._best.offer(scores, part.arrays.ids[rows], positions_of(np.full(len(rows), number), rows))
+                _, here, rows = some[number]
+                self._score(number, rows, tokens, lengths[there[here]])
 
 
 def _nearest_lists(tables: QueryTables, probes: int) -> Ints:

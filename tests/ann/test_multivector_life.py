@@ -39,9 +39,12 @@ def holds(index, model):
         return False
     try:
         found = index.reconstruct(list(model))
+        texts = index.fetch(list(model)) if "text" in index.fields else child.texts_of(model)
     except KeyError:
         return False
-    return all(np.array_equal(one, other) for one, other in zip(found, child.items_of(model), strict=True))
+    return list(texts["text"]) == child.texts_of(model)["text"] and all(
+        np.array_equal(one, other) for one, other in zip(found, child.items_of(model), strict=True)
+    )
 
 
 def assert_holds(index, model):
@@ -63,8 +66,9 @@ def begun(path, count=60):
     model = dict.fromkeys(range(1, count + 1), 0)
     columns = {"third": [name % 3 for name in model]}
     index = MultiVectorIndex.build(
-        path, child.items_of(model), list(model), attributes=columns, dram="6MiB", grow_to=400
-    )
+        path, child.items_of(model), list(model), attributes=columns, documents=child.texts_of(model), dram="6MiB",
+        grow_to=400,
+    )  # fmt: skip
     return index, model
 
 
@@ -215,8 +219,8 @@ def test_killed_while_it_changes(tmp_path):
 
 NEW = [child.item_of(name, 3) for name in range(200, 260)]
 CHANGES = {
-    "add": lambda index, _: index.add(NEW, attributes={"n": range(60)}),
-    "update": lambda index, model: index.update(sorted(model)[:40], NEW[:40]),
+    "add": lambda index, _: index.add(NEW, attributes={"n": range(60)}, documents={"text": ["new"] * 60}),
+    "update": lambda index, model: index.update(sorted(model)[:40], NEW[:40], documents={"text": ["other"] * 40}),
     "commit": lambda index, _: index.commit(),
     "compact": lambda index, _: index.compact(),
 }

@@ -31,7 +31,7 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 RECALLS = (0.8, 0.9, 0.95, 0.98, 0.99, 0.995)
 NEIGHBOURS = 10
 """Of a held-out query, that an effort is learnt from."""
-_CLASSES = ((1, (1,), 128), (4, (4,), 128), (12, (32, 32, 16), 256))
+_CLASSES = ((1, (1,), 128), (3, (4,), 128), (8, (32, 16, 8), 256))
 """The least vectors of a query, the vectors of held-out queries, in turn, and their number."""
 _ESTIMATED = 2048  # items whose codes are scored for a held-out query, those of the best list scores
 _FOREIGN_SHARE, _FOREIGN_TIMES = 0.999, 1.05  # of the items, that are not foreign; and of their errors

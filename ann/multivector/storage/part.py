@@ -235,6 +235,14 @@ class ItemPart:
         apart = np.flatnonzero(lows[1:] != highs[:-1])
         lows, highs = lows[np.insert(apart + 1, 0, 0)], highs[np.append(apart, len(highs) - 1)]
         (raw,) = yield [Ranges(self.file, lows * self.token_bytes, (highs - lows) * self.token_bytes)]
+        return self._tokens(raw)
+
+    def run(self, reads: CountedReads, first: int, last: int) -> npt.NDArray[Any]:
+        """Return the tokens from `first` to `last` by one read, ``[last - first, d]``."""
+        offsets = np.array([first * self.token_bytes], np.int64)
+        return self._tokens(reads.read(self.file, offsets, (last - first) * self.token_bytes))
+
+    def _tokens(self, raw: npt.NDArray[np.uint8]) -> npt.NDArray[Any]:
         stored = np.ascontiguousarray(raw).view(self.dtype.newbyteorder("<"))
         return stored.reshape(-1, self.dimension).astype(self.dtype, copy=False)
 
