@@ -1,12 +1,14 @@
 """MultiVectorIndex: search items of many vectors by MaxSim, with their tokens on SSD."""
 
 import shutil
+from collections.abc import Iterator, Sequence
 from os import PathLike
 from pathlib import Path
 from threading import RLock
 from typing import Any, Self
 
 import numpy as np
+import numpy.typing as npt
 
 from memhier.ann.multivector.build import ItemBuild, build_items
 from memhier.ann.multivector.coding.book import TokenBook
@@ -18,12 +20,13 @@ from memhier.ann.multivector.storage.footprint import ItemFootprint
 from memhier.ann.multivector.storage.layout import read_bytes
 from memhier.ann.multivector.storage.part import PartOpener
 from memhier.ann.multivector.storage.snapshot import ItemSnapshot, WaitingItems
-from memhier.ann.multivector.storage.stored import tokens_of
+from memhier.ann.multivector.storage.stored import item_blocks, tokens_of
 from memhier.ann.multivector.writer import ItemWriter
-from memhier.ann.zoom.arguments import check_either, check_given
+from memhier.ann.zoom.arguments import check_either, check_fields, check_given
 from memhier.ann.zoom.filters.bitmaps import BitmapCache
+from memhier.ann.zoom.search.fields import FieldReader, chosen_fields
 from memhier.ann.zoom.search.searcher import Turns
-from memhier.ann.zoom.storage.ids import as_ids, with_repeats
+from memhier.ann.zoom.storage.ids import Sightings, as_ids, locate, locate_all, refuse_clashes, stream_ids, with_repeats
 from memhier.ann.zoom.storage.layout import attribute_bytes, read_depth
 from memhier.arguments import check_here, check_int, check_number
 from memhier.budget import parse_bytes
@@ -86,6 +89,7 @@ class MultiVectorIndex(Closing):
         *,
         lengths: object = None,
         attributes: Any = None,
+        documents: Any = None,
         dram: int | str = "64MiB",
         grow_to: int = 0,
         seed: int = 0,
@@ -106,12 +110,16 @@ class MultiVectorIndex(Closing):
             to be filled by :meth:`add`; give `grow_to` then. The build takes DRAM for the codes, a sample for training
             of at most 256 MiB, twice, and some 50 bytes a vector.
         ids
-            Integers ``[n]`` other than -1, each once; 0 to n - 1 when not given.
+            Integers ``[n]`` other than -1, or strings ``[n]`` of up to 1,024 bytes, each once; 0 to n - 1 when not
+            given. DRAM holds 8 bytes for a string; the strings lie on SSD.
         lengths
             Integers ``[n]``: the number of vectors of each item, where `items` is one matrix.
         attributes
             Values that searches may filter by, as in :meth:`ZoomIndex.build <memhier.ann.ZoomIndex.build>`, one for
             each item.
+        documents
+            Texts, bytes or JSON values that searches return with their hits, as in :meth:`ZoomIndex.build
+            <memhier.ann.ZoomIndex.build>`, one for each item. They lie on SSD.
         dram
             The DRAM that the open index may hold, as bytes or text such as ``"64MiB"``. It covers codes, lists, ids,
             checksums, the buffers of all searches that run at a time, filters, marks of removed items, items that wait
@@ -132,19 +140,21 @@ class MultiVectorIndex(Closing):
         BudgetError
             When `dram` is too small; the message names a budget that is enough.
         ValueError, TypeError
-            When items, ids or attributes cannot be indexed. Nothing is left behind.
+            When items, ids, attributes or documents cannot be indexed. Nothing is left behind.
         """
         options = ItemBuild(
             parse_bytes(dram, "dram"), check_int("grow_to", grow_to, 0), check_int("seed", seed, 0, 2**31 - 2)
         )
         source = GivenItems(items, lengths)
-        names = None if ids is None else as_ids(ids, "int64").numbers
+        names = None if ids is None else as_ids(ids, None)
+        if names is not None:
+            refuse_clashes(names)
         check_here(path, "build it in a folder, and push it")
         place = Path(path).absolute()
         existed = place.exists()
         try:
             with Store.create(place, kind=KIND) as store:
-                build_items(store, source, names, attributes, options)
+                build_items(store, source, names, attributes, documents, options)
         except BaseException:
             if not existed:
                 shutil.rmtree(place, ignore_errors=True)
@@ -197,6 +207,7 @@ class MultiVectorIndex(Closing):
         where: str | None = None,
         allow: object = None,
         deny: object = None,
+        fields: bool | Sequence[str] | None = None,
     ) -> ItemResult:
         """Return the `k` items with the largest MaxSim for each query.
 
@@ -217,7 +228,9 @@ class MultiVectorIndex(Closing):
         where
             A filter on attributes, such as ``"year >= 2020"``: only items that fulfil it are searched.
         allow, deny
-            Ids: search only these items, or all but these.
+            Ids: search only these items, or all but these. Any collection, which may hold ids that no item has.
+        fields
+            Attributes and documents to return with the items: True for all, or a list of names.
 
         Raises
         ------
@@ -235,22 +248,34 @@ class MultiVectorIndex(Closing):
         wanted, single = as_queries(queries, self.dimension)
         k = check_int("k", k, 1)
         share = TARGET if recall is None else check_number("recall", recall, 0, 1, above=True)
+        check_fields(fields)
         ids = np.full((len(wanted), k), -1, np.int64)
         scores = np.full((len(wanted), k), -np.inf, np.float32)
         tally = dict.fromkeys(TALLY, 0)
         with self._turns.next():
             state = self._state
-            allowed = Allowed.of(state, where, allow, deny)
-            effort = state.calibration.effort(share)
-            for row, query in enumerate(wanted):
-                search = ItemSearch(state, self._reader, query, k, allowed, read_bytes(self._about.dram))
-                found, best, work = search.run(effort)
-                ids[row, : len(found)], scores[row, : len(found)] = found, best
+            names = chosen_fields(state, fields)
+            allowed, sightings = Allowed.of(state, where, allow, deny), Sightings(state.parts, state.fresh)
+            efforts = [state.calibration.effort(share, len(query)) for query in wanted]
+            for row, (query, effort) in enumerate(zip(wanted, efforts, strict=True)):
+                best, work = ItemSearch(state, self._reader, query, k, allowed).run(effort)
+                ids[row, : len(best.ids)], scores[row, : len(best.ids)] = best.ids, best.scores
+                sightings.note(best.ids, best.positions)
                 tally = {name: tally[name] + work[name] for name in TALLY}
+            fields_of = FieldReader(state, self._reader, names)
+            columns = fields_of.found(ids, sightings)
+            named: npt.NDArray[Any] = ids
+            if state.id_kind == "str":
+                named = sightings.named(ids, fields_of.reads.tally)
         filtered = where is not None or allow is not None or deny is not None
         stats: dict[str, Any] = {"queries": len(wanted)} | tally
-        stats |= {"calibrated": effort is None or not filtered, "recall": 1.0 if effort is None else share}
-        return ItemResult(ids[0], scores[0], stats) if single else ItemResult(ids, scores, stats)
+        exact = all(effort is None for effort in efforts)
+        stats |= {"calibrated": exact or not filtered, "recall": 1.0 if exact else share}
+        payload = fields_of.reads.tally
+        stats |= {f"payload_{name}": int(payload[name][0]) for name in ("reads", "pages", "bytes")}
+        if not single:
+            return ItemResult(named, scores, stats, columns)
+        return ItemResult(named[0], scores[0], stats, {name: column[0] for name, column in columns.items()})
 
     def reconstruct(self, ids: object) -> list[Any]:
         """Return the vectors of items, which may repeat, as they are stored: a matrix ``[vectors, d]`` for each id.
@@ -261,9 +286,80 @@ class MultiVectorIndex(Closing):
             For an id that is not in the index.
         """
         self._check_open()
-        wanted, inverse = with_repeats(ids, "int64")
-        found = tokens_of(self._state, wanted.numbers, self._reader)
+        state = self._state
+        wanted, inverse = with_repeats(ids, state.id_kind)
+        found = tokens_of(state, wanted, self._reader)
         return [found[place] for place in inverse.tolist()]
+
+    def blocks(self) -> Iterator[tuple[npt.NDArray[Any], list[npt.NDArray[Any]]]]:
+        """Return ids and items of the whole index, as it is now, in blocks of some MiB in the order on SSD.
+
+        Yields
+        ------
+        ids, items
+            int64, or strings as objects, ``[n]``; a matrix ``[vectors, d]`` for each, as stored.
+        """
+        self._check_open()
+        return item_blocks(self._state, self._reader)
+
+    def ids(self, where: str | None = None) -> Iterator[npt.NDArray[Any]]:
+        """Return all ids of the index, as it is now, some thousand at a time, in the order on SSD.
+
+        Parameters
+        ----------
+        where
+            A filter as in :meth:`search`: only the ids of items that fulfil it.
+
+        Yields
+        ------
+        numpy.ndarray
+            int64, or strings as objects, ``[n]``.
+        """
+        self._check_open()
+        if where is None:
+            return stream_ids(self._state.parts, self._state.fresh)
+        with self._turns.next():
+            state = self._state
+            allowed = Allowed.of(state, where)
+            return stream_ids(state.parts, state.fresh, allowed.words(state), allowed.waiting)
+
+    def fetch(self, ids: object, fields: bool | Sequence[str] = True) -> dict[str, npt.NDArray[Any]]:
+        """Return attributes and documents of ids, which may repeat, ``[n]`` each by name, in the order of `ids`.
+
+        Parameters
+        ----------
+        ids
+            Integers or strings ``[n]``, of the index's type.
+        fields
+            As in :meth:`search`.
+
+        Raises
+        ------
+        KeyError
+            For an id that is not in the index.
+        ValueError
+            For a field that the index does not have.
+        """
+        self._check_open()
+        check_fields(fields)
+        with self._turns.next():
+            state = self._state
+            wanted, inverse = with_repeats(ids, state.id_kind)
+            reader = FieldReader(state, self._reader, chosen_fields(state, fields))
+            return reader.of(locate_all(state.parts, state.fresh, wanted), inverse)
+
+    def contains(self, ids: object) -> npt.NDArray[np.bool_]:
+        """Return whether an item has each of these ids, which may repeat, bool ``[n]``.
+
+        Raises
+        ------
+        ValueError, TypeError
+            For ids that no item can have, or of another type than those of the index.
+        """
+        self._check_open()
+        state = self._state
+        wanted, inverse = with_repeats(ids, state.id_kind)
+        return locate(state.parts, state.fresh, wanted).known[inverse]
 
     @shielded
     def refresh(self) -> bool:
@@ -297,7 +393,9 @@ class MultiVectorIndex(Closing):
             return True
 
     @shielded
-    def add(self, items: Any, ids: object = None, attributes: Any = None, *, lengths: object = None) -> Any:
+    def add(
+        self, items: Any, ids: object = None, attributes: Any = None, documents: Any = None, *, lengths: object = None
+    ) -> npt.NDArray[Any]:
         """Add items. Searches find them at once; :meth:`commit` makes them durable.
 
         Parameters
@@ -305,28 +403,30 @@ class MultiVectorIndex(Closing):
         items, lengths
             As in :meth:`build`, of the dimension of the index and values that its dtype holds.
         ids
-            Integers ``[n]`` that are not in the index; the next free ones when not given.
+            Integers or strings ``[n]``, of the index's type, that are not in it; the next free integers when not given.
         attributes
             As in :meth:`build`. A new attribute is null for all items before.
+        documents
+            As in :meth:`build`, without iterators. Documents of new names are None for all items before.
 
         Returns
         -------
         numpy.ndarray
-            int64 ``[n]``: the ids.
+            int64, or strings as objects, ``[n]``: the ids.
 
         Raises
         ------
         BudgetError
             When the DRAM given at build is too small for them; nothing was added.
         ValueError, TypeError
-            When items, ids or attributes do not fit; nothing was added.
+            When items, ids, attributes or documents do not fit; nothing was added.
         """
         writer = self._check_writable()
         given = self._given(items, lengths)
-        names = None if ids is None else as_ids(ids, "int64").numbers
+        names = None if ids is None else as_ids(ids, self._about.id_kind)
         with writer.lock:
-            self._state, found = writer.add(self._state, given, names, attributes)
-        return found
+            self._state, found = writer.add(self._state, given, names, attributes, documents)
+        return found.values()
 
     @shielded
     def remove(self, ids: object = None, *, where: str | None = None) -> int:
@@ -337,7 +437,7 @@ class MultiVectorIndex(Closing):
         Parameters
         ----------
         ids
-            Integers ``[n]``, each once.
+            Integers or strings ``[n]``, of the index's type, each once.
         where
             Instead of ids: a filter as in :meth:`search`.
 
@@ -355,13 +455,15 @@ class MultiVectorIndex(Closing):
                 with self._turns.next():
                     self._state, count = writer.remove_where(self._state, where)
                 return count
-            names = as_ids(ids, "int64").numbers
+            names = as_ids(ids, self._about.id_kind)
             self._state = writer.remove(self._state, names)
         return len(names)
 
     @shielded
-    def update(self, ids: object, items: Any = None, attributes: Any = None, *, lengths: object = None) -> None:
-        """Replace items or their attributes, or both, in one step.
+    def update(
+        self, ids: object, items: Any = None, attributes: Any = None, documents: Any = None, *, lengths: object = None
+    ) -> None:
+        """Replace items, attributes or documents, or some of these, in one step.
 
         Parameters
         ----------
@@ -369,9 +471,12 @@ class MultiVectorIndex(Closing):
             Ids of items in the index, each once.
         items, lengths
             As in :meth:`add`, one for each id. Without them the vectors stay; they are written anew beside their
-            attributes.
+            fields.
         attributes
-            As in :meth:`build`. Attributes that are not given stay.
+            As in :meth:`build`. Other attributes keep their values: a column that the table lacks or, with a dict for
+            each item, a name that its dict lacks. A value of None is null.
+        documents
+            As in :meth:`add`. Other documents stay, as attributes do.
 
         Raises
         ------
@@ -379,11 +484,49 @@ class MultiVectorIndex(Closing):
             As :meth:`remove` and :meth:`add`; nothing was changed.
         """
         writer = self._check_writable()
-        names = as_ids(ids, "int64").numbers
-        check_given(items, attributes, None)
+        names = as_ids(ids, self._about.id_kind)
+        check_given(items, attributes, documents)
         given = None if items is None else self._given(items, lengths)
         with writer.lock:
-            self._state = writer.update(self._state, names, given, attributes)
+            self._state, _ = writer.update(self._state, names, given, attributes, documents)
+
+    @shielded
+    def upsert(
+        self, ids: object, items: Any, attributes: Any = None, documents: Any = None, *, lengths: object = None
+    ) -> int:
+        """Replace the items that the index has, and add the others, in one step; return how many were added.
+
+        Parameters
+        ----------
+        ids
+            Integers or strings ``[n]``, of the index's type, each once.
+        items, lengths
+            As in :meth:`add`, one for each id.
+        attributes, documents
+            As in :meth:`update`. An added item has null, or None, for those that are not given.
+
+        Raises
+        ------
+        ValueError, TypeError, BudgetError
+            As :meth:`add`; nothing was changed.
+
+        Examples
+        --------
+        >>> import numpy as np, tempfile
+        >>> from memhier.ann import MultiVectorIndex
+        >>> items, path = [np.eye(4)[:2], np.eye(4)[1:]], tempfile.mkdtemp() + "/index"
+        >>> with MultiVectorIndex.build(path, items, ["ash", "elm"], dram="4MiB", grow_to=9) as index:
+        ...     index.upsert(["elm", "oak"], [np.eye(4)[:1], np.eye(4)[3:]], documents={"text": ["Elm", "Oak"]})
+        ...     index.search(np.eye(4)[3:], k=1, fields=True).rows()
+        1
+        [{'id': 'oak', 'score': 1.0, 'text': 'Oak'}]
+        """
+        writer = self._check_writable()
+        names = as_ids(ids, self._about.id_kind)
+        given = self._given(items, lengths)
+        with writer.lock:
+            self._state, added = writer.update(self._state, names, given, attributes, documents, insert=True)
+        return added
 
     @shielded
     def commit(self, compact: bool | None = None) -> None:
@@ -443,8 +586,8 @@ class MultiVectorIndex(Closing):
 
     @property
     def fields(self) -> dict[str, str]:
-        """Types of the attributes by name."""
-        return dict(self._state.schema)
+        """Types of the attributes by name, as :attr:`ZoomIndex.fields` has them, and ``"document"`` of documents."""
+        return {**self._state.schema, **dict.fromkeys(self._state.documents, "document")}
 
     @property
     def memory_bytes(self) -> int:
@@ -474,7 +617,7 @@ class MultiVectorIndex(Closing):
             "searches": about.searches,
             "vector_bytes": vectors * self.dimension * about.token_dtype.itemsize,
             "file_bytes": sum(segment.length for segment in self._store.segments().values()),
-            "calibrated": len(state.calibration.efforts) > 0,
+            "calibrated": state.calibration.known,
             **self._reader.stats(),
         }
 
@@ -509,10 +652,11 @@ class MultiVectorIndex(Closing):
 def _opened(store: Store, reader: Reader, about: ItemDescription) -> tuple[ItemFootprint, PartOpener, ItemSnapshot]:
     """Return the count of the DRAM of an index, the opener of its parts, and its committed state."""
     cache, dtype = BitmapCache(attribute_bytes(about.dram)), about.token_dtype
-    opener = PartOpener(store, reader, cache, about.dimension, dtype, _WORK_BYTES)
+    texts = about.id_kind == "str"
+    opener = PartOpener(store, reader, cache, about.dimension, dtype, _WORK_BYTES, texts=texts)
     book = TokenBook.load(store, about.lists, about.dimension, about.scale)
     shape = about.lists, book.book.code_bytes, about.calibration.foreign
     parts = tuple(opener.load(entry, about.schema, *shape) for entry in about.parts)
-    waiting = WaitingItems.none(about.dimension, dtype)
-    state = ItemSnapshot(book, parts, waiting, about.schema, about.calibration)
+    waiting, documents = WaitingItems.none(about.dimension, dtype, about.id_kind), tuple(about.documents)
+    state = ItemSnapshot(book, parts, waiting, about.schema, about.calibration, read_bytes(about.dram), documents)
     return ItemFootprint(store, reader, cache, about), opener, state

@@ -11,7 +11,7 @@ from memhier.ann.files import as_array
 from memhier.ann.zoom.arguments import AS_FLOAT32, STORED_DTYPES, refuse_rounded, stored_dtype
 from memhier.arguments import as_ints
 
-__all__ = ["BLOCK_BYTES", "Block", "GivenItems", "ItemSource", "as_queries", "spans"]
+__all__ = ["BLOCK_BYTES", "Block", "GivenItems", "ItemSource", "as_queries", "spans", "token_rows"]
 
 BLOCK_BYTES = 1 << 20  # of tokens that are looked at together, where an item alone has not more
 _VECTORS_MOST = 4096  # of a query, and of which the sum of products with the largest values is a float32
@@ -175,6 +175,14 @@ def spans(starts: Ints, token_bytes: int, limit: int = BLOCK_BYTES) -> Iterator[
         stop = max(first + 1, int(np.searchsorted(starts, starts[first] + step, side="right")) - 1)
         yield first, stop
         first = stop
+
+
+def token_rows(lows: Ints, highs: Ints) -> Ints:
+    """Return the rows of the tokens of some items, which lie from `lows` to `highs`, one item after the other."""
+    lengths = highs - lows
+    ends = np.concatenate([[0], np.cumsum(lengths)])
+    rows: Ints = np.arange(ends[-1]) + np.repeat(lows - ends[:-1], lengths)
+    return rows
 
 
 def as_queries(queries: Any, dimension: int) -> tuple[list[Floats], bool]:

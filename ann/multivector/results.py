@@ -1,17 +1,19 @@
 """Results of searches for items."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from memhier.ann.zoom.payload.table import Hits, HitTable, are_there
+
 __all__ = ["ItemResult"]
 
 
 @dataclass(frozen=True, slots=True)
-class ItemResult:
+class ItemResult(Hits):
     """The items with the largest MaxSim for each query, best first.
 
     It unpacks in the order of faiss: ``scores, ids = index.search(queries, k)``.
@@ -20,16 +22,21 @@ class ItemResult:
     ----------
     ids
         int64 ``[q, k]``; ``[k]`` for a single query. -1 stands where the index, or the filter, leaves fewer than `k`
-        items.
+        items. An index with strings as ids gives these as objects, and None where there are fewer.
     scores
-        float32, of the same shape: MaxSim, minus infinity beside -1. Ties stand in the order of their ids.
+        float32, of the same shape: MaxSim, minus infinity beside -1. Ties stand in the order of their ids, and those
+        of strings in the order of a hash.
     stats
         Plain numbers of this call, sums over its queries. ``queries``: their number. ``probed``: lists looked at.
         ``candidates``: items with a token there, scored by their lists; ``estimated``: those scored by their codes;
         ``ranked``: those scored exactly. ``reads``, ``pages`` and ``bytes``: the I/Os for them; ``rounds``:
         submissions.
         ``calibrated``: whether the effort is known to reach the recall asked for (never with a filter). ``recall``: the
-        recall asked for; 1.0 where the search was exact.
+        recall asked for; 1.0 where the search was exact. ``payload_reads``, ``payload_pages`` and ``payload_bytes``:
+        the I/Os for fields and for strings, which are none of the others.
+    fields
+        Attributes and documents by name, each of the shape of `ids`, as :class:`memhier.ann.SearchResult` has them;
+        empty where ``fields=`` asked for none.
 
     Examples
     --------
@@ -42,9 +49,10 @@ class ItemResult:
     (array([1, 0]), array([2., 0.], dtype=float32))
     """
 
-    ids: npt.NDArray[np.int64]
+    ids: npt.NDArray[Any]
     scores: npt.NDArray[np.float32]
     stats: dict[str, Any]
+    fields: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[npt.NDArray[Any]]:
         """Yield scores, then ids."""
@@ -52,8 +60,12 @@ class ItemResult:
         yield self.ids
 
     def rows(self) -> list[Any]:
-        """Return the items found as a list of dicts, ``{"id", "score"}``; for a batch, such a list for each query."""
-        if self.ids.ndim == 2:
-            return [ItemResult(*pair, {}).rows() for pair in zip(self.ids, self.scores, strict=True)]
-        pairs = zip(self.ids.tolist(), self.scores.tolist(), strict=True)
-        return [{"id": name, "score": score} for name, score in pairs if name != -1]
+        """Return the items found as a list of dicts, ``{"id", "score", field: value, ...}``.
+
+        For a batch, return such a list for each query. Missing items are left out, and null values are None.
+        """
+        return self.rows_of(None if self.ids.ndim == 1 else np.cumsum(are_there(self.ids).sum(axis=1)))
+
+    def hit_table(self) -> HitTable:
+        """Return the items found, with the missing ones left out."""
+        return HitTable.of_grid(self.ids, self.scores, self.fields, "score")

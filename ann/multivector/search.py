@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -10,16 +10,19 @@ import numpy.typing as npt
 from memhier.ann.multivector.coding.book import QueryTables
 from memhier.ann.multivector.coding.calibration import NEIGHBOURS, Effort
 from memhier.ann.multivector.coding.scores import estimates, list_scores, max_sims, upper_bounds
-from memhier.ann.multivector.items import spans
+from memhier.ann.multivector.items import spans, token_rows
 from memhier.ann.multivector.storage.snapshot import ItemSnapshot
-from memhier.ann.zoom.filters.bitmaps import unpack
+from memhier.ann.zoom.filters.bitmaps import Words, pack, unpack
 from memhier.ann.zoom.filters.where import evaluate, parse_for
-from memhier.ann.zoom.storage.ids import with_repeats
+from memhier.ann.zoom.ids.collection import collected
+from memhier.ann.zoom.preview.scan_arguments import positions_of, split_positions
+from memhier.ann.zoom.storage.ids import locate, with_repeats
+from memhier.io.page_file import PAGE_BYTES
 from memhier.io.ranges import CountedReads, read_together
 from memhier.io.reader import Reader
 from memhier.rows.rank_request import round_limit
 
-__all__ = ["TALLY", "Allowed", "ItemSearch"]
+__all__ = ["TALLY", "Allowed", "Best", "ItemSearch"]
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -27,7 +30,10 @@ Flags: TypeAlias = npt.NDArray[np.bool_]
 
 TALLY = ("probed", "candidates", "estimated", "ranked", "reads", "pages", "bytes", "rounds")
 _FIRST_ROUND = 16  # items read at first
+_IN_ORDER = 4  # times the bytes that are read together, where most items are read in their order
 _FEW_ALLOWED = 2048  # items that a filter leaves, which are all candidates
+_SAMPLED = 64  # items whose bounds tell how many these leave out
+_WORTH = 0.5  # of the items left, up to which bounds are worth their work
 _FIRST_CODES = 256  # items whose codes are scored before a k-th best estimate is known
 
 
@@ -55,7 +61,7 @@ class Allowed:
         ValueError, TypeError
             When it is no filter of this index, or the ids are none.
         """
-        parts = [None if part.alive is None else part.is_alive() for part in snapshot.parts]
+        parts = [None if part.alive is None else part.alive_flags() for part in snapshot.parts]
         waiting = np.ones(len(snapshot.waiting), np.bool_)
         if where is not None:
             expression = parse_for(where, snapshot.schema)
@@ -63,15 +69,25 @@ class Allowed:
                 assert part.attributes is not None
                 parts[number] = _both(parts[number], unpack(part.attributes.bitmap(expression), len(part)))
             if len(waiting):
-                waiting = evaluate(expression, snapshot.waiting.attributes)
+                waiting = evaluate(expression, snapshot.fresh.attributes)
         for ids, name, wanted in ((allow, "allow", True), (deny, "deny", False)):
             if ids is not None:
-                numbers = with_repeats(ids, "int64", name)[0].numbers
+                wanted_ids = with_repeats(collected(ids, name), snapshot.id_kind, name)[0]
+                places = locate(snapshot.parts, snapshot.fresh, wanted_ids)
+                numbers, rows = split_positions(places.positions)
                 for number, part in enumerate(snapshot.parts):
-                    there = np.isin(part.arrays.ids, numbers) == wanted
+                    there = np.full(len(part), not wanted)
+                    there[rows[(numbers == number) & (places.positions >= 0)]] = wanted
                     parts[number] = _both(parts[number], there)
-                waiting = waiting & (np.isin(snapshot.waiting.ids, numbers) == wanted)
+                there = np.full(len(waiting), not wanted)
+                there[places.fresh[places.fresh >= 0]] = wanted
+                waiting = waiting & there
         return cls(parts, waiting)
+
+    def words(self, snapshot: ItemSnapshot) -> list[Words]:
+        """Return the items of each part that may be found, a bit for each."""
+        pairs = zip(self.parts, snapshot.parts, strict=True)
+        return [pack(np.ones(len(part), np.bool_) if each is None else each) for each, part in pairs]
 
     def count(self, snapshot: ItemSnapshot) -> int:
         """Return the number of items on SSD that may be found."""
@@ -90,18 +106,20 @@ def _both(first: Flags | None, second: Flags) -> Flags:
     return second if first is None else first & second
 
 
-class _Best:
+class Best:
     """The `k` best items so far; of equal scores, the smaller ids."""
 
     def __init__(self, k: int) -> None:
         self._k = k
         self.scores: Floats = np.empty(0, np.float32)
         self.ids: Ints = np.empty(0, np.int64)
+        self.positions: Ints = np.empty(0, np.int64)
 
-    def offer(self, scores: Floats, ids: Ints) -> None:
-        """Take items in."""
+    def offer(self, scores: Floats, ids: npt.NDArray[Any], positions: Ints) -> None:
+        """Take items in; a position of -1 is that of one that waits."""
         scores, ids = np.concatenate([self.scores, scores]), np.concatenate([self.ids, ids.astype(np.int64)])
         order = np.lexsort((ids, -scores))[: self._k]
+        self.positions = np.concatenate([self.positions, positions])[order]
         self.scores, self.ids = scores[order], ids[order]
 
     @property
@@ -123,20 +141,16 @@ class ItemSearch:
         Items wanted.
     allowed
         Those that may be found.
-    together
-        Bytes of tokens that are read together, where an item alone has not more.
     """
 
-    def __init__(
-        self, snapshot: ItemSnapshot, reader: Reader, query: Floats, k: int, allowed: Allowed, together: int
-    ) -> None:
+    def __init__(self, snapshot: ItemSnapshot, reader: Reader, query: Floats, k: int, allowed: Allowed) -> None:
         self._snapshot, self._reads = snapshot, CountedReads(reader)
-        self._query, self._k, self._allowed, self._together = query, k, allowed, together
-        self._best = _Best(k)
+        self._query, self._k, self._allowed, self._together = query, k, allowed, snapshot.scan_bytes
+        self._best = Best(k)
         self._tally = dict.fromkeys(TALLY, 0)
 
-    def run(self, effort: Effort | None) -> tuple[Ints, Floats, dict[str, int]]:
-        """Return ids and scores of the best items, best first, and counts of the work done.
+    def run(self, effort: Effort | None) -> tuple[Best, dict[str, int]]:
+        """Return the best items, best first, and counts of the work done.
 
         `effort` None takes bounds that hold for certain, and all items as candidates.
         """
@@ -145,24 +159,49 @@ class ItemSearch:
         for low, high in spans(snapshot.waiting.starts, snapshot.token_bytes, self._together):
             some = waiting[np.searchsorted(waiting, low) : np.searchsorted(waiting, high)]
             if len(some):
-                items = snapshot.waiting.take(some)
-                best.offer(max_sims(self._query, items.tokens, items.starts), items.ids)
+                scores = max_sims(self._query, *snapshot.waiting.take(some))
+                best.offer(scores, snapshot.fresh.ids[some], np.full(len(some), -1))
         tally["ranked"] += len(waiting)
         left = self._allowed.count(snapshot)
         if left:
             tables = QueryTables(snapshot.book, self._query)
-            numbers, upper = self._bounded(tables) if effort is None else self._estimated(tables, effort, left)
-            tally["ranked"] += self._rank(numbers, upper)
+            if effort is None:
+                tally["ranked"] += self._exact(tables)
+            else:
+                tally["ranked"] += self._rank(*self._estimated(tables, effort, left))
         for name in ("reads", "pages", "bytes"):
             tally[name] = int(self._reads.tally[name][0])
         tally["rounds"] = self._reads.rounds
-        return best.ids, best.scores, tally
+        return best, tally
 
-    def _bounded(self, tables: QueryTables) -> tuple[Ints, Floats]:
-        """Return all allowed items with bounds that hold for certain."""
-        numbers = self._allowed.numbers(self._snapshot)
-        self._tally["probed"], self._tally["candidates"] = self._snapshot.book.lists, len(numbers)
-        return numbers, self._upper_bounds(tables, numbers)
+    def _exact(self, tables: QueryTables) -> int:
+        """Read the allowed items that may be among the best by bounds that hold for certain; return their number.
+
+        A sample of the bounds tells whether they leave out many items; otherwise they are not worth their work.
+        """
+        snapshot, numbers = self._snapshot, self._allowed.numbers(self._snapshot)
+        self._tally["probed"], self._tally["candidates"] = snapshot.book.lists, len(numbers)
+        listed = self._list_scores(tables, numbers)
+        some = numbers[np.argsort(-listed, kind="stable")[: max(_FIRST_CODES, 4 * self._k)]]
+        estimated = np.empty(len(some), np.float32)
+        for part, here, rows in snapshot.by_part(some):
+            estimated[here] = estimates(snapshot.book, tables, part.arrays.coded, *part.arrays.bounds(rows))
+        first = np.sort(some[np.argsort(-estimated, kind="stable")[: max(_FIRST_ROUND, self._k)]])
+        self._tally["estimated"] = len(some)
+        self._read_round(first, np.full(len(first), np.inf, np.float32))
+        rest = np.delete(numbers, np.searchsorted(numbers, first))
+        upper = np.full(len(rest), np.inf, np.float32)
+        sample = np.unique(np.linspace(0, len(rest) - 1, min(_SAMPLED, len(rest))).astype(np.int64))
+        left = self._upper_bounds(tables, rest[sample]) >= self._best.kth
+        if np.count_nonzero(left) <= _WORTH * len(sample):
+            upper = self._upper_bounds(tables, rest)
+        return len(first) + self._rank(rest, upper, len(first))
+
+    def _list_scores(self, tables: QueryTables, numbers: Ints) -> Floats:
+        listed = np.empty(len(numbers), np.float32)
+        for part, here, rows in self._snapshot.by_part(numbers):
+            listed[here] = list_scores(tables, part.arrays.coded, *part.arrays.bounds(rows))
+        return listed
 
     def _upper_bounds(self, tables: QueryTables, numbers: Ints) -> Floats:
         upper = np.empty(len(numbers), np.float32)
@@ -176,13 +215,11 @@ class ItemSearch:
         Those unlike the items that the effort was learnt from have bounds that hold for certain.
         """
         snapshot, k = self._snapshot, self._k
-        first, second = snapshot.calibration.biases
+        first, second = effort.biases
         foreign = self._foreign()
         numbers = np.setdiff1d(self._candidates(tables, effort, left), foreign, assume_unique=True)
         self._tally["candidates"] = len(numbers) + len(foreign)
-        listed = np.empty(len(numbers), np.float32)
-        for part, here, rows in snapshot.by_part(numbers):
-            listed[here] = list_scores(tables, part.arrays.coded, *part.arrays.bounds(rows))
+        listed = self._list_scores(tables, numbers)
         order = np.argsort(-listed, kind="stable")
         numbers, listed = numbers[order], listed[order]
         beyond = np.float32(first * tables.length + effort.gap * tables.unit)
@@ -219,8 +256,7 @@ class ItemSearch:
         snapshot = self._snapshot
         total = int(snapshot.bases[-1])
         # With a filter, or for more neighbours than were calibrated, neighbours lie further: more lists are looked at.
-        probes = -(-effort.probes // len(self._query))
-        probes *= max(1, -(-self._k // NEIGHBOURS)) * max(1, (total + left // 2) // left)
+        probes = effort.probes * max(1, -(-self._k // NEIGHBOURS)) * max(1, (total + left // 2) // left)
         if left <= max(_FEW_ALLOWED, 2 * self._k) or probes >= snapshot.book.lists:
             numbers = self._allowed.numbers(snapshot)
             self._tally["probed"] = snapshot.book.lists
@@ -236,32 +272,74 @@ class ItemSearch:
             numbers = np.flatnonzero(marks)
         return numbers
 
-    def _rank(self, numbers: Ints, upper: Floats) -> int:
-        """Read items by descending bound, in rounds, until no bound left reaches the k-th best; return their number."""
+    def _rank(self, numbers: Ints, upper: Floats, before: int = 0) -> int:
+        """Read items by descending bound, in rounds, until no bound left reaches the k-th best; return their number.
+
+        Once those left lie on most of all pages, one round reads them in their order on SSD, each page once.
+
+        Parameters
+        ----------
+        before
+            Items that were read already.
+        """
         order = np.lexsort((numbers, -upper))
         numbers, upper = numbers[order], upper[order]
-        done = rounds = 0
+        done, rounds, read = 0, int(before > 0), before
         while done < len(numbers) and upper[done] >= self._best.kth:
-            stop = done + min(len(numbers) - done, round_limit(rounds, done, _FIRST_ROUND))
-            stop = min(stop, int(np.searchsorted(-upper, -self._best.kth, side="right")))
-            self._read_round(numbers[done:stop])
+            end = int(np.searchsorted(-upper, -self._best.kth, side="right"))
+            stop = min(end, done + round_limit(rounds, read, _FIRST_ROUND))
+            most = rounds > 0 and 2 * self._pages(numbers[done:end]) > self._snapshot.pages
+            stop = end if most else stop
+            order = np.argsort(numbers[done:stop])
+            read_items = self._read_in_order if most else self._read_round
+            read_items(numbers[done:stop][order], upper[done:stop][order])
+            read += stop - done
             done, rounds = stop, rounds + 1
         return done
 
-    def _read_round(self, numbers: Ints) -> None:
-        """Read and score items: one submission, or several where they are more than a search has room for."""
-        lengths = np.empty(len(numbers), np.int64)
-        for part, here, rows in self._snapshot.by_part(numbers):
+    def _pages(self, numbers: Ints) -> int:
+        """Return the pages of items, those that several share counted for each."""
+        lows, highs = self._snapshot.token_bounds(numbers)
+        first, last = (each * self._snapshot.token_bytes // PAGE_BYTES for each in (lows, highs))
+        return int((last - first + 1).sum())
+
+    def _read_in_order(self, numbers: Ints, upper: Floats) -> None:
+        """Read and score ascending items, most of all, with those between: long pieces of the files, one at a time.
+
+        Items whose bound no longer reaches the k-th best by then are left.
+        """
+        for number, part, here, rows in self._snapshot.numbered(numbers):
             lows, highs = part.arrays.bounds(rows)
-            lengths[here] = highs - lows
-        ends = np.concatenate([[0], np.cumsum(lengths)])
-        for low, high in spans(ends, self._snapshot.token_bytes, self._together):
-            some = list(self._snapshot.by_part(numbers[low:high]))
-            readings = {number: part.reading(rows) for number, (part, _, rows) in enumerate(some)}
+            for low, high in spans(np.append(lows, highs[-1:]), part.token_bytes, _IN_ORDER * self._together):
+                some = np.flatnonzero(upper[here[low:high]] >= self._best.kth) + low
+                if len(some):
+                    first, last = lows[some[0]], highs[some[-1]]
+                    tokens, lengths = part.run(self._reads, int(first), int(last)), highs[some] - lows[some]
+                    if len(tokens) > lengths.sum():
+                        tokens = tokens[token_rows(lows[some] - first, highs[some] - first)]
+                    self._score(number, rows[some], tokens, lengths)
+
+    def _score(self, number: int, rows: Ints, tokens: npt.NDArray[Any], lengths: Ints) -> None:
+        """Take the items in `rows` of a part in, whose tokens lie end to end."""
+        scores = max_sims(self._query, tokens, np.concatenate([[0], np.cumsum(lengths)]))
+        ids = self._snapshot.parts[number].arrays.ids[rows]
+        self._best.offer(scores, ids, positions_of(np.full(len(rows), number), rows))
+
+    def _read_round(self, numbers: Ints, upper: Floats) -> None:
+        """Read and score ascending items: one submission, or several where a search has room for fewer at a time.
+
+        Items whose bound no longer reaches the k-th best by then are left.
+        """
+        snapshot = self._snapshot
+        lows, highs = snapshot.token_bounds(numbers)
+        ends, lengths = np.concatenate([[0], np.cumsum(highs - lows)]), highs - lows
+        for low, high in spans(ends, snapshot.token_bytes, self._together):
+            there = np.flatnonzero(upper[low:high] >= self._best.kth) + low
+            some = {each[0]: each[1:] for each in snapshot.numbered(numbers[there])}
+            readings = {number: part.reading(rows) for number, (part, _, rows) in some.items()}
             for number, tokens in read_together(self._reads, readings).items():
-                part, here, rows = some[number]
-                starts = np.concatenate([[0], np.cumsum(lengths[low + here])])
-                self._best.offer(max_sims(self._query, tokens, starts), part.arrays.ids[rows])
+                _, here, rows = some[number]
+                self._score(number, rows, tokens, lengths[there[here]])
 
 
 def _nearest_lists(tables: QueryTables, probes: int) -> Ints:

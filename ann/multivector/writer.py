@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import islice
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -16,17 +17,24 @@ import numpy.typing as npt
 from memhier.ann.multivector.coding.book import Coded
 from memhier.ann.multivector.coding.calibration import learn
 from memhier.ann.multivector.construction import stored_bytes, trained_book, write_items
-from memhier.ann.multivector.items import GivenItems, ItemSource
-from memhier.ann.multivector.kept import values_kept
+from memhier.ann.multivector.items import GivenItems, ItemSource, spans
 from memhier.ann.multivector.search import Allowed
 from memhier.ann.multivector.storage.catalog import ItemDescription
 from memhier.ann.multivector.storage.footprint import ItemFootprint
 from memhier.ann.multivector.storage.layout import ItemLayout
-from memhier.ann.multivector.storage.part import ItemArrays, ItemPart, PartOpener, positions
+from memhier.ann.multivector.storage.part import ItemArrays, ItemPart, PartOpener
 from memhier.ann.multivector.storage.snapshot import ItemSnapshot, WaitingItems
-from memhier.ann.multivector.storage.stored import StoredItems, tokens_of
-from memhier.ann.zoom.filters.attributes import chain, merged_schema, write_attributes
+from memhier.ann.multivector.storage.stored import KeptItems, StoredItems
+from memhier.ann.zoom.filters.attributes import merged_schema, write_attributes
 from memhier.ann.zoom.filters.given import as_columns, as_objects
+from memhier.ann.zoom.ids.stored_texts import write_texts
+from memhier.ann.zoom.payload.stored import write_records
+from memhier.ann.zoom.preview.scan_arguments import split_positions
+from memhier.ann.zoom.renewal.documents import ChangedDocuments
+from memhier.ann.zoom.renewal.kept import Kept, values_kept
+from memhier.ann.zoom.renewal.merge import write_carried
+from memhier.ann.zoom.storage.fresh import Fresh, value_bytes
+from memhier.ann.zoom.storage.ids import Ids, Located, locate, locate_all, refuse_known
 from memhier.ann.zoom.storage.layout import fresh_bytes
 from memhier.arguments import counted
 from memhier.errors import ClosedError
@@ -65,6 +73,7 @@ class ItemWriter:
         self._store, self._reader, self._opener, self._footprint = store, reader, opener, footprint
         self.about: ItemDescription = about
         self.lock: threading.RLock = threading.RLock()
+        self._work_bytes = fresh_bytes(about.dram)
         self._durable = about.parts  # as of the last commit
         self._dirty = False
         self._lost = False
@@ -74,39 +83,50 @@ class ItemWriter:
                 tx.commit()
 
     def add(
-        self, state: ItemSnapshot, items: GivenItems, ids: Ints | None, attributes: Any
-    ) -> tuple[ItemSnapshot, Ints]:
+        self, state: ItemSnapshot, items: GivenItems, ids: Ids | None, attributes: Any, documents: Any
+    ) -> tuple[ItemSnapshot, Ids]:
         """Return the snapshot with more items, and their ids."""
         with self._all_or_nothing():
             names = self._free_ids(len(items)) if ids is None else ids
             self._check_count(names, len(items))
-            if ids is not None:
-                self._refuse_known(state, names)
-            return self._add(state, items, names, attributes, {}), names
+            records = ChangedDocuments(state, documents, len(items), self._work_bytes)
+            return self._add(state, items, names, attributes, records, {}), names
 
-    def update(self, state: ItemSnapshot, ids: Ints, items: GivenItems | None, attributes: Any) -> ItemSnapshot:
-        """Return the snapshot with other items or attributes for these ids; those that are not given stay."""
+    def update(
+        self, state: ItemSnapshot, ids: Ids, items: GivenItems | None, attributes: Any, documents: Any,
+        *, insert: bool = False,
+    ) -> tuple[ItemSnapshot, int]:  # fmt: skip
+        """Return the snapshot with other items or fields for these ids, and how many of the ids are new.
+
+        Fields that are not given stay, and items where there are none. Without `insert`, a new id is a KeyError.
+        """
         with self._all_or_nothing():
             if items is not None:
                 self._check_count(ids, len(items))
-            kept = values_kept(state, ids, attributes)
-            given = items
-            if given is None:
-                given = GivenItems(
-                    tokens_of(state, ids, self._reader), like=(self.about.dimension, self.about.token_dtype)
-                )
-            return self._add(self._remove(state, ids), given, ids, attributes, kept)
+            places = (locate if insert else locate_all)(state.parts, state.fresh, ids)
+            known = np.flatnonzero(places.known)
+            given = KeptItems(state, places, self._reader) if items is None else items
+            kept = values_kept(state, places, attributes)
+            records = ChangedDocuments(state, documents, len(ids), self._work_bytes, places)
+            state = self._remove(state, ids.take(known), places.take(known))
+            return self._add(state, given, ids, attributes, records, kept), len(ids) - len(known)
 
-    def remove(self, state: ItemSnapshot, ids: Ints) -> ItemSnapshot:
+    def remove(self, state: ItemSnapshot, ids: Ids) -> ItemSnapshot:
         """Return the snapshot without these ids."""
         with self._all_or_nothing():
-            return self._remove(state, ids)
+            return self._remove(state, ids, locate_all(state.parts, state.fresh, ids))
 
     def remove_where(self, state: ItemSnapshot, where: str) -> tuple[ItemSnapshot, int]:
         """Return the snapshot without the items that fulfil a filter, and their number."""
         with self._all_or_nothing():
-            ids = _ids_of(state, Allowed.of(state, where))
-            return self._remove(state, ids), len(ids)
+            allowed, parts = Allowed.of(state, where), list(state.parts)
+            count = allowed.count(state) + int(allowed.waiting.sum())
+            for number, flags in enumerate(allowed.parts):
+                if flags is not None and flags.any():
+                    parts[number] = parts[number].without(np.flatnonzero(flags))
+            self._count(count)
+            waiting = state.waiting.without(state.fresh.ids[allowed.waiting])
+            return replace(state, parts=tuple(parts), waiting=waiting), count
 
     def commit(self, state: ItemSnapshot, compact: bool | None) -> ItemSnapshot:
         """Make a snapshot durable, and join small parts.
@@ -133,45 +153,54 @@ class ItemWriter:
             raise
 
     def _add(
-        self, state: ItemSnapshot, items: ItemSource, ids: Ints, attributes: Any, kept: dict[str, Any]
-    ) -> ItemSnapshot:
+        self, state: ItemSnapshot, items: ItemSource, ids: Ids, attributes: Any, documents: ChangedDocuments,
+        kept: dict[str, Kept],
+    ) -> ItemSnapshot:  # fmt: skip
+        refuse_known(state.parts, state.fresh, ids)
         count, schema = len(ids), self.about.schema
         columns: dict[str, npt.NDArray[np.object_]] = {}
         if attributes is not None:
             given = as_columns(attributes, count)
             schema = merged_schema(schema, given, count)
             columns = as_objects(given, schema)
+        documents.check(schema)
         columns |= {name: values.filled(columns.get(name)) for name, values in kept.items()}
-        self._footprint.check_room(state, items.lengths, ids, columns)
+        each = self._footprint.check_room(state, items.lengths, ids, columns, documents)
         if schema != self.about.schema:
             self.about = replace(self.about, schema=schema)
             parts = tuple(self._opener.widened(part, schema) for part in state.parts)
-            none = WaitingItems.none(state.book.dimension, state.waiting.tokens.dtype)
-            state = replace(state, schema=schema, parts=parts, waiting=state.waiting.joined(none, schema))
+            state = replace(state, schema=schema, parts=parts, waiting=state.waiting.widened(schema))
         self._count(count)
-        next_id = max(self.about.next_id, int(ids.max(initial=-1)) + 1)
-        self.about = replace(self.about, next_id=next_id)
-        room = fresh_bytes(self.about.dram)
+        self.about = replace(self.about, documents=[*documents.names])
+        if ids.texts is None:
+            self.about = replace(self.about, next_id=max(self.about.next_id, int(ids.numbers.max(initial=-1)) + 1))
+        state = replace(state, documents=documents.names)
+        room, records = fresh_bytes(self.about.dram), documents.records()
         for block in items.blocks(room):
-            if len(state.waiting) and state.waiting.memory_bytes + block.tokens.nbytes > room:
-                state = self._spill(state)
-            rows = slice(block.first, block.first + len(block.starts) - 1)
-            values = {name: column[rows] for name, column in columns.items()}
-            more = WaitingItems(block.tokens, block.starts, ids[rows], values)
-            state = replace(state, waiting=state.waiting.joined(more, schema))
+            ends = np.concatenate([[0], np.cumsum(each[block.first : block.first + len(block.starts) - 1])])
+            for low, high in spans(ends, 1, room):
+                if len(state.waiting) and state.waiting.memory_bytes + int(ends[high] - ends[low]) > room:
+                    state = self._spill(state)
+                rows, starts = slice(block.first + low, block.first + high), block.starts[low : high + 1]
+                some = ids.part(rows.start, rows.stop)
+                values = {name: column[rows] for name, column in columns.items()}
+                beyond = int(value_bytes(values, len(some)).sum())
+                fresh = Fresh(
+                    np.empty((len(some), 0), items.dtype), some.numbers, values, some.texts, value_bytes=beyond
+                )
+                if documents:
+                    fresh = fresh.with_records(list(islice(records, len(some))))
+                more = WaitingItems(block.tokens[starts[0] : starts[-1]], starts - starts[0], fresh)
+                state = replace(state, waiting=state.waiting.joined(more, schema))
         return state
 
-    def _remove(self, state: ItemSnapshot, ids: Ints) -> ItemSnapshot:
-        known = np.isin(ids, state.waiting.ids)
-        parts = list(state.parts)
-        for number, found, rows in positions(state.parts, ids):
-            parts[number] = parts[number].without(rows)
-            known[found] = True
-        if not known.all():
-            raise KeyError(f"id {int(ids[np.argmin(known)])} is not in the index")
+    def _remove(self, state: ItemSnapshot, ids: Ids, places: Located) -> ItemSnapshot:
         self._count(len(ids))
-        stays = np.flatnonzero(~np.isin(state.waiting.ids, ids))
-        return replace(state, parts=tuple(parts), waiting=state.waiting.take(stays))
+        numbers, rows = split_positions(places.positions)
+        stored, parts = places.positions >= 0, list(state.parts)
+        for number in np.unique(numbers[stored]).tolist():
+            parts[number] = parts[number].without(rows[stored & (numbers == number)])
+        return replace(state, parts=tuple(parts), waiting=state.waiting.without(ids.numbers))
 
     def _spill(self, state: ItemSnapshot) -> ItemSnapshot:
         """Write the items that wait, if there are any, as a pending part."""
@@ -187,15 +216,20 @@ class ItemWriter:
                 state.book.write(tx)
                 about = replace(about, scale=state.book.scale, lists=1)
             arrays = write_items(tx, name, source, waiting.ids, state.book, about.seed)
-            if waiting.attributes:
-                write_attributes(tx, f"{name}-a-", about.schema, waiting.attributes, np.arange(len(waiting)))
+            fresh = waiting.fresh
+            if fresh.attributes:
+                write_attributes(tx, f"{name}-a-", about.schema, fresh.attributes, np.arange(len(fresh)))
+            if fresh.texts is not None:
+                write_texts(tx, f"{name}-texts", [fresh.texts])
+            if fresh.records is not None:
+                write_records(tx, f"{name}-docs", [fresh.records.tolist()])
             entry = ItemPart.entry_of(name, arrays)
             about = replace(about, next_part=about.next_part + 1, pending=[*about.pending, entry])
             self._publish(tx, replace(about, parts=self._durable), [part.name for part in state.parts])
             tx.commit()
         self.about = about
         part = self._opener.open(name, arrays, state.schema, state.calibration.foreign)
-        none = WaitingItems.none(about.dimension, about.token_dtype)
+        none = WaitingItems.none(about.dimension, about.token_dtype, about.id_kind)
         return replace(state, parts=(*state.parts, part), waiting=none)
 
     def _joined(self, state: ItemSnapshot) -> ItemSnapshot:
@@ -223,18 +257,16 @@ class ItemWriter:
             tokens.append(stored_bytes(block.tokens))
         coded = []
         for part in parts:
-            alive = np.repeat(part.is_alive(), part.lengths)
+            alive = np.repeat(part.alive_flags(), part.lengths)
             coded.append(part.arrays.coded.take(alive))
         arrays = ItemArrays.of(source.lengths, source.ids, Coded.joined(coded), state.book.lists)
         arrays.write(tx, name)
-        self._write_attributes(tx, name, parts, state)
+        self._write_fields(tx, name, parts, state)
         return arrays
 
-    def _write_attributes(self, tx: Transaction, name: str, parts: Sequence[ItemPart], state: ItemSnapshot) -> None:
-        if state.schema:
-            attributes = [part.attributes for part in parts if part.attributes is not None]
-            order = StoredItems(parts, self._reader).order
-            write_attributes(tx, f"{name}-a-", state.schema, chain(attributes, state.schema), order)
+    def _write_fields(self, tx: Transaction, name: str, parts: Sequence[ItemPart], state: ItemSnapshot) -> None:
+        order = StoredItems(parts, self._reader).order
+        write_carried(tx, name, parts, state.schema, order, self._work_bytes)
 
     def _made_anew(self, state: ItemSnapshot) -> ItemSnapshot:
         """Make lists, codes and calibration anew from all items, and all of them durable."""
@@ -247,7 +279,7 @@ class ItemWriter:
             book = trained_book(source, layout, about.seed)
             book.write(tx)
             arrays = write_items(tx, name, source, source.ids, book, about.seed)
-            self._write_attributes(tx, name, parts, state)
+            self._write_fields(tx, name, parts, state)
             learnt = learn(book, arrays, source, about.seed)
             about = replace(
                 about, scale=book.scale, lists=book.lists, code_bytes=book.book.code_bytes, calibration=learnt,
@@ -295,31 +327,20 @@ class ItemWriter:
         self.about = replace(self.about, changes=self.about.changes + count)
         self._dirty = self._dirty or count > 0
 
-    def _free_ids(self, count: int) -> Ints:
+    def _free_ids(self, count: int) -> Ids:
+        if self.about.id_kind == "str":
+            raise ValueError("ids=None: this index has strings as ids, so expected one for each item")
         first = self.about.next_id
         if first + count > 2**63:
             raise ValueError(f"ids: none are free above {first - 1}, the largest there was; give ids of your own")
-        return np.arange(first, first + count, dtype=np.int64)
+        return Ids(np.arange(first, first + count, dtype=np.int64), None)
 
     @staticmethod
-    def _check_count(ids: Ints, count: int) -> None:
+    def _check_count(ids: Ids, count: int) -> None:
         if len(ids) != count:
             raise ValueError(
                 f"ids has {counted(len(ids), 'entry')} for {counted(count, 'item')}: expected one for each"
             )
-
-    @staticmethod
-    def _refuse_known(state: ItemSnapshot, ids: Ints) -> None:
-        known = ids[np.isin(ids, state.waiting.ids)].tolist()
-        known += [int(ids[found[0]]) for _, found, _ in positions(state.parts, ids)]
-        if known:
-            raise ValueError(f"ids: {known[0]} is in the index already; use update() to replace its item")
-
-
-def _ids_of(state: ItemSnapshot, allowed: Allowed) -> Ints:
-    """Return the ids of items, int64 ``[n]``, those that wait last."""
-    some = [part.arrays.ids[rows].astype(np.int64) for part, _, rows in state.by_part(allowed.numbers(state))]
-    return np.concatenate([*some, state.waiting.ids[allowed.waiting]])
 
 
 def _first_to_join(parts: Sequence[ItemPart]) -> int:

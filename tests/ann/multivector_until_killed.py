@@ -30,6 +30,11 @@ def items_of(model):
     return [item_of(name, version) for name, version in model.items()]
 
 
+def texts_of(model):
+    """Return the documents of a model."""
+    return {"text": [f"item {name} of version {version}" for name, version in model.items()]}
+
+
 def read_model(path):
     """Return what :func:`write_model` wrote."""
     return {int(name): version for name, version in json.loads(path.read_text()).items()}
@@ -45,10 +50,10 @@ def change(index, model, rng):
     """Add, update and remove, in the index and in the model."""
     first = max(model, default=0) + 1
     more = dict.fromkeys(range(first, first + rng.choice([1, 3, 20])), 0)
-    index.add(items_of(more), ids=list(more), attributes={"third": [name % 3 for name in more]})
+    index.add(items_of(more), list(more), {"third": [name % 3 for name in more]}, texts_of(more))
     model |= more
     other = {name: model[name] + 1 for name in rng.sample(sorted(model), min(len(model), rng.choice([1, 3, 15])))}
-    index.update(list(other), items_of(other))
+    index.update(list(other), items_of(other), documents=texts_of(other))
     model |= other
     gone = rng.sample(sorted(model), max(rng.choice([0, 1, 10]), len(model) - ITEMS))
     index.remove(gone)

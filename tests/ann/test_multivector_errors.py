@@ -46,7 +46,7 @@ def test_a_build_refuses(tmp_path, items, options, words):
 
 
 def test_a_build_refuses_types(tmp_path):
-    cases = [("text", {}), (np.ones((5, 4)), {}), ([np.array([["a"]])], {}), ([ONE], {"ids": ["a"]}), (7, {})]
+    cases = [("text", {}), (np.ones((5, 4)), {}), ([np.array([["a"]])], {}), ([ONE, ONE], {"ids": ["a", 1]}), (7, {})]
     for items, options in cases:
         with pytest.raises(TypeError):
             MultiVectorIndex.build(tmp_path / "index", items, dram="4MiB", **options)
@@ -97,7 +97,7 @@ def test_a_search_refuses(index, query, options, error, words):
 def test_changes_refuse_and_change_nothing(index):
     before = index.search(ONE, 30, recall=1.0)
     cases = [
-        (lambda: index.add([ONE], ids=[3]), ValueError, "3 is in the index already"),
+        (lambda: index.add([ONE], ids=[3]), ValueError, "3, which is in the index already"),
         (lambda: index.add([ONE, NAN]), ValueError, "item 1 holds NaN"),
         (lambda: index.add([np.ones((2, 5))]), ValueError, "item 0 has shape"),
         (lambda: index.add([np.full((2, 4), 1e6)]), ValueError, "float16"),

@@ -223,7 +223,7 @@ def test_a_search_takes_no_more_memory_than_is_counted(tmp_path, count, longest)
     with MultiVectorIndex.build(tmp_path / "index", items, attributes=attributes, dram="6MiB") as index:
         stats = index.stats()
         assert stats["memory_bytes"] <= stats["planned_bytes"] <= stats["dram"]
-        work = workspace_bytes(stats["lists"], count, 64 << 10, 96, max(map(len, items)))
+        work = workspace_bytes(stats["lists"], count, 32 << 10, 96, max(map(len, items)))
         for options in ({}, {"recall": 1.0}, {"where": f"number < {count // 2}"}, {"k": 150}):
             index.search(query, **{"k": 10, **options})
             tracemalloc.start()
@@ -246,3 +246,38 @@ def test_items_unlike_those_of_the_build_are_found(tmp_path, shift, scale):
             for query in queries_of(drifted, 10) + queries_of(items, 10)
         ]
         assert np.mean(shares) >= 0.97
+
+
+@pytest.mark.parametrize(("longest", "vectors", "mixed"), [(24, 1, False), (24, 6, True), (1, 24, True)])
+def test_queries_of_few_and_of_many_vectors_keep_the_recall(tmp_path, longest, vectors, mixed):
+    random = np.random.default_rng(6)
+    items = [random.normal(size=(int(length), 16)) for length in random.integers(1 + longest // 2, longest + 1, 1000)]
+    items = [(item / np.linalg.norm(item, axis=1, keepdims=True)).astype(np.float16) for item in items]
+    tokens, starts = np.concatenate(items).astype(np.float32), np.cumsum([0, *map(len, items)])
+    with MultiVectorIndex.build(tmp_path / "index", items, dram="4MiB") as index:
+        shares = []
+        for number in random.choice(len(items), 30):
+            query = tokens[random.choice(len(tokens), vectors)] if mixed else items[number][:vectors]
+            exact = np.maximum.reduceat(tokens @ query.T, starts[:-1], axis=0).sum(axis=1)
+            kth = np.sort(exact)[-10]
+            shares.append(np.mean(exact[index.search(query, 10).ids] >= kth - 1e-4))
+        assert np.mean(shares) >= 0.96
+
+
+@pytest.mark.parametrize("removed", [0, 700])
+def test_a_proof_reads_little_more_than_all_items_once(tmp_path, removed):
+    random = np.random.default_rng(8)
+    items = [random.normal(size=(int(length), 48)).astype(np.float16) for length in random.integers(1, 40, 1500)]
+    model = dict(enumerate(items))
+    with MultiVectorIndex.build(tmp_path / "index", items, dram="1280KiB") as index:
+        index.remove(range(removed))
+        model = {name: item for name, item in model.items() if name >= removed}
+        pages = sum(item.nbytes for item in model.values()) / 4096
+        for query in queries_of(items[removed:], 4):
+            found = index.search(query, 10, recall=1.0)
+            data.assert_best(found, query, model, 10)
+            assert found.stats["ranked"] > len(model) / 2  # the bounds leave most, so all are read in one round
+            # Reads of 128 KiB share their last pages, and some items are read before.
+            assert found.stats["pages"] <= 1.1 * pages + 50
+        near = index.search(items[-1][:1] * 30, 1, recall=1.0)
+        assert near.stats["ranked"] <= len(model)

@@ -1,6 +1,7 @@
 """Items come, change and go: searches agree with a model at every step, over commits, openings, kills and faults."""
 
 import importlib.util
+import json
 import os
 import random
 import shutil
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 
 from memhier.ann import MultiVectorIndex
-from memhier.ann.multivector.storage.catalog import KIND
+from memhier.ann.multivector.storage.catalog import KEY, KIND
 from memhier.files import Fault, FaultyFiles, RealFiles
 from memhier.store.store import Store
 
@@ -38,9 +39,12 @@ def holds(index, model):
         return False
     try:
         found = index.reconstruct(list(model))
+        texts = index.fetch(list(model)) if "text" in index.fields else child.texts_of(model)
     except KeyError:
         return False
-    return all(np.array_equal(one, other) for one, other in zip(found, child.items_of(model), strict=True))
+    return list(texts["text"]) == child.texts_of(model)["text"] and all(
+        np.array_equal(one, other) for one, other in zip(found, child.items_of(model), strict=True)
+    )
 
 
 def assert_holds(index, model):
@@ -62,8 +66,9 @@ def begun(path, count=60):
     model = dict.fromkeys(range(1, count + 1), 0)
     columns = {"third": [name % 3 for name in model]}
     index = MultiVectorIndex.build(
-        path, child.items_of(model), list(model), attributes=columns, dram="6MiB", grow_to=400
-    )
+        path, child.items_of(model), list(model), attributes=columns, documents=child.texts_of(model), dram="6MiB",
+        grow_to=400,
+    )  # fmt: skip
     return index, model
 
 
@@ -214,8 +219,8 @@ def test_killed_while_it_changes(tmp_path):
 
 NEW = [child.item_of(name, 3) for name in range(200, 260)]
 CHANGES = {
-    "add": lambda index, _: index.add(NEW, attributes={"n": range(60)}),
-    "update": lambda index, model: index.update(sorted(model)[:40], NEW[:40]),
+    "add": lambda index, _: index.add(NEW, attributes={"n": range(60)}, documents={"text": ["new"] * 60}),
+    "update": lambda index, model: index.update(sorted(model)[:40], NEW[:40], documents={"text": ["other"] * 40}),
     "commit": lambda index, _: index.commit(),
     "compact": lambda index, _: index.compact(),
 }
@@ -257,3 +262,23 @@ def test_a_fault_leaves_the_index_as_it_was(tmp_path, small_sizes, switched_file
             child.change(index, model, random.Random(5))
             index.commit()
             assert_holds(index, model)
+
+
+def test_an_index_of_the_first_format_opens(tmp_path):
+    index, model = begun(tmp_path / "index")
+    index.close()
+    with Store.open(tmp_path / "index", kind=KIND, writable=True) as store, store.begin() as tx:
+        about = json.loads(store.get(KEY))
+        learnt = about["calibration"].pop("learnt")[-1]
+        about["calibration"] |= {"biases": learnt["biases"], "efforts": learnt["efforts"]}
+        tx.put(KEY, json.dumps(about | {"version": 1}).encode())
+        tx.commit()
+    with MultiVectorIndex.open(tmp_path / "index", writable=True) as index:
+        assert not index.stats()["calibrated"]
+        assert index.search(child.item_of(1, 0), 3).stats["recall"] == 1.0
+        assert_holds(index, model)
+        index.compact()
+        assert index.stats()["calibrated"]
+    with MultiVectorIndex.open(tmp_path / "index") as index:
+        assert index.stats()["calibrated"]
+        assert_holds(index, model)

@@ -25,7 +25,7 @@ COLUMNS = 32  # vectors of a query that are compared with all centroids at a tim
 NUMBER_BYTES = 4  # of a token beside its code: list, scale and error
 UNKNOWN = 255  # the error of a code that tells nothing
 _ROWS = 2048  # coded at a time
-_WIDENED = 512
+_WIDENED_BYTES = 1 << 17  # of centroids in single precision, at a time
 _MOST = 1e15  # of a value that is coded; tokens beyond have an unknown error
 _CENTROID_MOST = 6e4  # of a value in half precision
 _LEAST = 2.0**-11  # the unit of residuals: centroids are rounded to half precision
@@ -268,7 +268,8 @@ class QueryTables:
     def _table(self, start: int) -> Table:
         book, some = self._book, self._turned[start : start + COLUMNS]
         products = np.empty((book.lists, len(some)), np.float32)
-        for low in range(0, book.lists, _WIDENED):  # centroids are widened to float32 a few at a time
-            products[low : low + _WIDENED] = book.centroids[low : low + _WIDENED].astype(np.float32) @ some.T
+        step = max(16, _WIDENED_BYTES // (4 * book.dimension))
+        for low in range(0, book.lists, step):  # centroids are widened to float32 a few at a time
+            products[low : low + step] = book.centroids[low : low + step].astype(np.float32) @ some.T
         heads = np.ascontiguousarray(some[:, : len(book.book.alpha)].T)
         return Table(products, heads, self.norms[start : start + COLUMNS])

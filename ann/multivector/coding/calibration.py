@@ -5,10 +5,13 @@ among the items of the best estimates. For each of them three needs are known: t
 candidate, the gap below the k-th best estimate at which its list score stands, and the standard errors by which its
 estimate falls short of the k-th best score. Efforts take quantiles of the needs. Conformal risk control (Angelopoulos
 et al., 2022) picks the least one whose loss over the queries, with one more of which all is lost, is small enough.
+
+The fewer vectors a query has, the more the errors of its best items differ from the mean: queries of one vector, of a
+few, and of many have efforts of their own.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -20,7 +23,7 @@ from memhier.ann.multivector.items import ItemSource
 from memhier.ann.multivector.storage.part import ItemArrays
 from memhier.ann.zoom.pauses import pause
 
-__all__ = ["NEIGHBOURS", "Calibration", "Effort", "learn"]
+__all__ = ["NEIGHBOURS", "Calibration", "Effort", "LearntEfforts", "learn"]
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -28,8 +31,8 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 RECALLS = (0.8, 0.9, 0.95, 0.98, 0.99, 0.995)
 NEIGHBOURS = 10
 """Of a held-out query, that an effort is learnt from."""
-QUERIES = 320
-_LENGTHS = (32, 32, 16)  # vectors of held-out queries, in turn
+_CLASSES = ((1, (1,), 128), (3, (4,), 128), (8, (32, 16, 8), 256))
+"""The least vectors of a query, the vectors of held-out queries, in turn, and their number."""
 _ESTIMATED = 2048  # items whose codes are scored for a held-out query, those of the best list scores
 _FOREIGN_SHARE, _FOREIGN_TIMES = 0.999, 1.05  # of the items, that are not foreign; and of their errors
 _RANKED = 256  # items whose exact scores are looked at, those of the best estimates
@@ -60,73 +63,117 @@ class Effort:
     Attributes
     ----------
     probes
-        Lists for all vectors of a query together: as many for each.
+        Lists for each vector of a query.
     gap
         An item's codes are scored if its list score stands at most so many units below the k-th best estimate.
     eps
         Units that an estimate is taken to be too low.
+    biases
+        By how much list scores and estimates are too low for neighbours, on average, for a query of length one.
     """
 
     probes: int
     gap: float
     eps: float
+    biases: tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class LearntEfforts:
+    """The efforts for queries of some number of vectors.
+
+    Attributes
+    ----------
+    vectors
+        The least number of vectors.
+    biases
+        As in :class:`Effort`.
+    efforts
+        Recall, probes, gap and eps, ascending; see :class:`Effort`.
+    """
+
+    vectors: int
+    biases: tuple[float, float]
+    efforts: Sequence[tuple[float, int, float, float]]
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Efforts by recall.
+    """Efforts by the vectors of a query and by recall.
 
     Attributes
     ----------
-    biases
-        By how much list scores and estimates are too low for neighbours, on average, for a query of length one.
-    efforts
-        Recall, probes, gap and eps, ascending; see :class:`Effort`.
+    learnt
+        Ascending in vectors, from one on; empty where nothing is known.
     foreign
         Items whose tokens err by more, on average, are unlike those that the efforts were learnt from; 0 tells nothing.
     """
 
-    biases: tuple[float, float] = (0.0, 0.0)
-    efforts: Sequence[tuple[float, int, float, float]] = field(default_factory=tuple)
+    learnt: Sequence[LearntEfforts] = field(default_factory=tuple)
     foreign: float = 0.0
 
-    def effort(self, recall: float) -> Effort | None:
+    def effort(self, recall: float, vectors: int) -> Effort | None:
         """Return the effort that reaches a recall; None where only bounds that hold for certain do."""
-        for reached, probes, gap, eps in self.efforts:
-            if reached >= recall:
-                return Effort(int(probes), gap, eps)
+        for learnt in reversed(self.learnt):
+            if learnt.vectors <= vectors:
+                for reached, probes, gap, eps in learnt.efforts:
+                    if reached >= recall:
+                        return Effort(probes, gap, eps, learnt.biases)
+                return None
         return None
+
+    @property
+    def known(self) -> bool:
+        """Whether any recall is known to be reached."""
+        return any(learnt.efforts for learnt in self.learnt)
 
     @classmethod
     def of_json(cls, value: dict[str, Any]) -> "Calibration":
-        """Return it from a value as `CALIBRATION` describes it."""
-        first, second = value["biases"]
-        efforts = tuple((each[0], each[1], each[2], each[3]) for each in value["efforts"])
-        return cls((first, second), efforts, value["foreign"])
+        """Return it from a value of the catalog."""
+        learnt = [
+            LearntEfforts(
+                int(each["vectors"]),
+                (float(each["biases"][0]), float(each["biases"][1])),
+                tuple((float(row[0]), int(row[1]), float(row[2]), float(row[3])) for row in each["efforts"]),
+            )
+            for each in value["learnt"]
+        ]
+        return cls(tuple(learnt), value["foreign"])
 
 
 def learn(book: TokenBook, arrays: ItemArrays, source: ItemSource, seed: int) -> Calibration:
     """Return the efforts learnt from some of the items themselves; see this module."""
-    count, random = len(source.lengths), np.random.default_rng([seed, 4])
-    if count <= NEIGHBOURS:
-        return Calibration()
-    looked = []
-    for number, own in enumerate(np.sort(random.choice(count, min(QUERIES, count), replace=False)).tolist()):
-        pause()
-        tokens = source.take(np.array([own]))
-        most = min(len(tokens), _LENGTHS[number % len(_LENGTHS)])
-        query = tokens[np.sort(random.permutation(len(tokens))[:most])].astype(np.float32)
-        looked.append(_Needs.of(book, arrays, source, query, own))
-    looked = [each for each in looked if each.unit > 0]
     errors = arrays.mean_errors()
     errors = errors[np.isfinite(errors)]
-    if not looked or not len(errors):
+    if len(source.lengths) <= NEIGHBOURS or not len(errors):
         return Calibration()
+    learnt = []
+    for vectors, lengths, count in _CLASSES:
+        random = np.random.default_rng([seed, 4, vectors])
+        looked = [each for each in _looked_at(book, arrays, source, lengths, count, random) if each.unit > 0]
+        if not looked:
+            return Calibration()
+        learnt.append(LearntEfforts(vectors, *_efforts(looked)))
     limit = _FOREIGN_TIMES * float(np.quantile(errors, _FOREIGN_SHARE, method="higher"))
-    return replace(_calibration(looked), foreign=max(limit, 1e-30))
+    return Calibration(tuple(learnt), max(limit, 1e-30))
 
 
-def _calibration(looked: "Sequence[_Needs]") -> Calibration:
+def _looked_at(
+    book: TokenBook, arrays: ItemArrays, source: ItemSource, lengths: Sequence[int], count: int,
+    random: np.random.Generator,
+) -> "Iterator[_Needs]":  # fmt: skip
+    """Yield the needs of `count` held-out queries, parts of items with so many vectors each."""
+    own = np.sort(random.choice(len(source.lengths), min(count, len(source.lengths)), replace=False))
+    for number, item in enumerate(own.tolist()):
+        pause()
+        tokens = source.take(np.array([item]))
+        most = min(len(tokens), lengths[number % len(lengths)])
+        query = tokens[np.sort(random.permutation(len(tokens))[:most])].astype(np.float32)
+        yield _Needs.of(book, arrays, source, query, item)
+
+
+def _efforts(looked: "Sequence[_Needs]") -> tuple[tuple[float, float], list[tuple[float, int, float, float]]]:
+    """Return biases, and an effort for each recall that can be reached."""
     first = float(np.mean([np.mean(each.scores - each.listed) / each.length for each in looked]))
     second = float(np.mean([np.mean(each.scores - each.estimated) / each.length for each in looked]))
     probes = np.stack([each.probes for each in looked])
@@ -143,7 +190,7 @@ def _calibration(looked: "Sequence[_Needs]") -> Calibration:
             if risk <= 1 - recall:
                 efforts.append((recall, int(lists), float(gap), float(error)))
                 break
-    return Calibration((first, second), tuple(efforts))
+    return (first, second), efforts
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +230,7 @@ class _Needs:
             scores,
             _known(listed[np.searchsorted(every, best)], scores),
             _known(estimated[np.searchsorted(some, best)], scores),
-            len(query) * np.array([int(nearest[coded.lists[low:high]].min()) for low, high in bounds], np.int64),
+            np.array([int(nearest[coded.lists[low:high]].min()) for low, high in bounds], np.int64),
             float(finite[-min(NEIGHBOURS, len(finite))] if len(finite) else scores[-1]),
             tables.length,
             tables.unit,

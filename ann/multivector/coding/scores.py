@@ -13,14 +13,14 @@ import numpy.typing as npt
 
 from memhier import backend
 from memhier.ann.multivector.coding.book import COLUMNS, UNKNOWN, Coded, QueryTables, Table, TokenBook
-from memhier.ann.multivector.items import spans
+from memhier.ann.multivector.items import spans, token_rows
 
-__all__ = ["SCORE_BYTES", "estimates", "list_scores", "max_sim", "max_sims", "upper_bounds"]
+__all__ = ["SCORE_BYTES", "estimates", "list_scores", "max_sims", "upper_bounds"]
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int64]
 
-SCORE_BYTES = 1 << 18  # of the tokens that are scored together, unless one item has more
+SCORE_BYTES = 1 << 17  # of the tokens that are scored together, unless one item has more
 _ROUNDING = 2.0**-22  # of sums of products in single precision, relative, for each of them
 _MORE = 64  # products as many as these err in the turn of the axes
 
@@ -97,16 +97,28 @@ def upper_bounds(book: TokenBook, tables: QueryTables, coded: Coded, lows: Ints,
     return out
 
 
-def max_sim(query: Floats, tokens: npt.NDArray[Any]) -> np.float32:
-    """Return MaxSim of a query ``[v, d]`` and the tokens ``[t, d]`` of an item, exact but for rounding."""
-    products = tokens.astype(np.float32) @ query.T
-    return np.float32(products.max(axis=0).sum(dtype=np.float64))
-
-
 def max_sims(query: Floats, tokens: npt.NDArray[Any], starts: Ints) -> Floats:
-    """Return MaxSim of a query and several items, float32 ``[n]``; equal items have equal scores."""
-    found = (max_sim(query, tokens[low:high]) for low, high in pairwise(starts.tolist()))
-    return np.fromiter(found, np.float32, len(starts) - 1)
+    """Return MaxSim of a query ``[v, d]`` and items, exact but for rounding, float32 ``[n]``.
+
+    Equal items have equal scores: the products of each are made alone.
+
+    Parameters
+    ----------
+    tokens
+        Of all items, end to end, ``[t, d]``.
+    starts
+        int64 ``[n + 1]``.
+    """
+    found, turned = np.empty(len(starts) - 1, np.float32), np.ascontiguousarray(query.T)
+    for first, stop in spans(starts, 4 * (query.shape[1] + len(query)), SCORE_BYTES):
+        bounds = (starts[first : stop + 1] - starts[first]).tolist()
+        floats = tokens[starts[first] : starts[stop]].astype(np.float32)
+        products = np.empty((len(floats), len(query)), np.float32)
+        for low, high in pairwise(bounds):
+            np.matmul(floats[low:high], turned, out=products[low:high])
+        largest = np.maximum.reduceat(products, bounds[:-1], axis=0)
+        found[first:stop] = largest.sum(axis=1, dtype=np.float64)
+    return found
 
 
 def _products(table: Table, coded: Coded, residuals: Floats) -> Floats:
@@ -117,11 +129,9 @@ def _products(table: Table, coded: Coded, residuals: Floats) -> Floats:
 
 def _blocks(lows: Ints, highs: Ints, dimension: int) -> Iterator[tuple[slice, Ints, Ints]]:
     """Yield some of the items as a slice, the rows of their tokens, and where in these each item begins."""
-    lengths = highs - lows
-    ends = np.concatenate([[0], np.cumsum(lengths)])
+    ends = np.concatenate([[0], np.cumsum(highs - lows)])
     for first, stop in spans(ends, 8 * dimension + 12 * COLUMNS + 24, SCORE_BYTES):
-        within = np.arange(ends[first], ends[stop])
-        rows = within + np.repeat(lows[first:stop] - ends[first:stop], lengths[first:stop])
+        rows = token_rows(lows[first:stop], highs[first:stop])
         yield slice(first, stop), rows, ends[first:stop] - ends[first]
 
 

@@ -10,7 +10,9 @@ from memhier.ann.multivector.coding.calibration import Calibration
 from memhier.ann.zoom.filters.attributes import Schema
 from memhier.ann.zoom.filters.columns import DTYPES
 from memhier.ann.zoom.filters.conditions import LIST_TYPES
-from memhier.errors import FormatError
+from memhier.ann.zoom.payload.given import NAMES_MOST
+from memhier.ann.zoom.storage.ids import IdKind
+from memhier.errors import CorruptionError, FormatError
 from memhier.fields import decode_json, described, integer, mapping, one_of, optional, real, record, row, sequence, text
 from memhier.store.store import Store, Transaction
 
@@ -18,7 +20,8 @@ __all__ = ["KEY", "KIND", "VERSION", "ItemDescription"]
 
 KIND = "multivector-index"
 KEY = "items"
-VERSION = 1
+VERSION = 2
+_BEFORE = 1  # read beside it: its efforts are not taken over
 
 _PART = record(
     {
@@ -27,31 +30,34 @@ _PART = record(
         "alive": optional(text(r"[A-Za-z0-9_-]{1,100}")),
     }
 )  # fmt: skip
+_FIELDS = {
+    "version": integer(),
+    "dtype": one_of("float32", "float16", "int8", "uint8"),
+    "dimension": integer(1, 2**20),
+    "scale": real(5e-324, 1e308),
+    "lists": integer(1, 2**16),
+    "code_bytes": integer(1, 2**22),
+    "dram": integer(1),
+    "searches": integer(1, 2**16),
+    "seed": integer(0, 2**32),
+    "schema": mapping(one_of(*DTYPES, *LIST_TYPES.values())),
+    "next_part": integer(),
+    "next_id": integer(0, 2**63),
+    "trained_on": integer(),
+    "changes": integer(),
+    "parts": sequence(_PART),
+    "pending": sequence(_PART),
+}
+_EFFORTS = sequence(row(real(0, 1), integer(1, 2**31), real(), real()))
+_LEARNT = record({"vectors": integer(1, 2**31), "biases": row(real(), real()), "efforts": _EFFORTS})
 _CHECK = record(
-    {
-        "version": integer(),
-        "dtype": one_of("float32", "float16", "int8", "uint8"),
-        "dimension": integer(1, 2**20),
-        "scale": real(5e-324, 1e308),
-        "lists": integer(1, 2**16),
-        "code_bytes": integer(1, 2**22),
-        "dram": integer(1),
-        "searches": integer(1, 2**16),
-        "seed": integer(0, 2**32),
-        "schema": mapping(one_of(*DTYPES, *LIST_TYPES.values())),
-        "next_part": integer(),
-        "next_id": integer(0, 2**63),
-        "trained_on": integer(),
-        "changes": integer(),
-        "calibration": record({
-            "biases": row(real(), real()),
-            "efforts": sequence(row(real(0, 1), integer(1, 2**31), real(), real())),
-            "foreign": real(0),
-        }),
-        "parts": sequence(_PART),
-        "pending": sequence(_PART),
+    _FIELDS | {
+        "calibration": record({"learnt": sequence(_LEARNT), "foreign": real(0)}),
+        "id_kind": one_of("int64", "str"),
+        "documents": sequence(text(r"[\s\S]{1,200}"), most=NAMES_MOST),
     }
 )  # fmt: skip
+_CHECK_BEFORE = record(_FIELDS | {"calibration": record({"foreign": real(0)})})
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +86,10 @@ class ItemDescription:
         Entries of the parts.
     pending
         Entries of parts that no commit of the index has taken over.
+    id_kind
+        The type of the ids.
+    documents
+        Names of the documents, in the order of their numbers.
     """
 
     dtype: str
@@ -98,6 +108,8 @@ class ItemDescription:
     calibration: Calibration
     parts: list[dict[str, Any]] = field(default_factory=list)
     pending: list[dict[str, Any]] = field(default_factory=list)
+    id_kind: IdKind = "int64"
+    documents: list[str] = field(default_factory=list)
 
     @property
     def token_dtype(self) -> np.dtype[Any]:
@@ -107,7 +119,7 @@ class ItemDescription:
     @property
     def shape(self) -> tuple[object, ...]:
         """The facts that an open index keeps from commit to commit."""
-        return self.dtype, self.dimension, self.dram, self.searches
+        return self.dtype, self.dimension, self.dram, self.searches, self.id_kind
 
     def write(self, tx: Transaction) -> None:
         """Make it the description of the index."""
@@ -128,10 +140,15 @@ class ItemDescription:
         if raw is None:
             raise FormatError(f"{store.path}: the catalog does not describe an index of items")
         version = decode_json(raw, where, record({"version": integer()})).get("version")
-        if version != VERSION:
+        if version not in (_BEFORE, VERSION):
             raise FormatError(f"{store.path}: format {version} of items, this memhier reads {VERSION}; build it again")
-        values = decode_json(raw, where, _CHECK)
+        values = decode_json(raw, where, _CHECK if version == VERSION else _CHECK_BEFORE)
         del values["version"]
+        if version == _BEFORE:
+            values["calibration"] = {"learnt": [], "foreign": values["calibration"]["foreign"]}
         with described(where):
             values["calibration"] = Calibration.of_json(values["calibration"])
-            return cls(**values)
+            found = cls(**values)
+        if len({*found.documents, *found.schema}) != len(found.documents) + len(found.schema):
+            raise CorruptionError(f"{where}: attributes and documents of one name")
+        return found

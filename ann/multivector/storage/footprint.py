@@ -17,9 +17,13 @@ from memhier.ann.multivector.storage.layout import (
     token_bytes_held,
     workspace_bytes,
 )
-from memhier.ann.multivector.storage.snapshot import VALUE_BYTES, ItemSnapshot
+from memhier.ann.multivector.storage.snapshot import ItemSnapshot
 from memhier.ann.zoom.filters.bitmaps import BitmapCache, bitmap_bytes
-from memhier.ann.zoom.storage.fresh import value_bytes
+from memhier.ann.zoom.ids.stored_texts import PAGE_DRAM, text_pages
+from memhier.ann.zoom.payload.stored import records_bytes
+from memhier.ann.zoom.renewal.documents import ChangedDocuments
+from memhier.ann.zoom.storage.fresh import fresh_row_bytes, value_bytes
+from memhier.ann.zoom.storage.ids import Ids
 from memhier.ann.zoom.storage.layout import CONTEXTS_MOST, fresh_bytes
 from memhier.budget import format_bytes
 from memhier.errors import BudgetError
@@ -68,9 +72,14 @@ class ItemFootprint:
         return self.held(state) + max(0, idle) + filters + removals
 
     def check_room(
-        self, state: ItemSnapshot, lengths: Ints, ids: Ints, columns: Mapping[str, npt.NDArray[np.object_]]
-    ) -> None:
-        """Refuse items that leave no room in the budget once they are written.
+        self,
+        state: ItemSnapshot,
+        lengths: Ints,
+        ids: Ids,
+        columns: Mapping[str, npt.NDArray[np.object_]],
+        documents: ChangedDocuments,
+    ) -> Ints:
+        """Return the bytes of each item while it waits; refuse items that leave no room once they are written.
 
         Raises
         ------
@@ -78,11 +87,11 @@ class ItemFootprint:
             When it is exceeded; the message names a budget that is enough.
         """
         if not len(lengths):
-            return
-        book, waiting = state.book, state.waiting
+            return lengths
+        book, waiting, fresh = state.book, state.waiting, state.fresh
         token_bytes = state.token_bytes
-        beyond = value_bytes(columns, len(ids))
-        each = lengths * token_bytes + 16 + VALUE_BYTES * len(columns) + beyond
+        row = 8 + fresh_row_bytes(0, columns, fresh.texts, ids.texts, documents=bool(documents.names))
+        each = lengths * token_bytes + row + value_bytes(columns, len(ids)) + documents.sizes
         longest = max(state.longest, int(lengths.max()))
         room = max(fresh_bytes(self._dram), int(each.max()))
         tokens, items = int(lengths.sum()) + int(waiting.starts[-1]), len(ids) + len(waiting)
@@ -91,6 +100,10 @@ class ItemFootprint:
         needed += tokens * token_bytes_held(book.book.code_bytes) + 20 * items
         needed += postings_bytes(tokens, items, book.lists) + 3 * bitmap_bytes(items)
         needed += 4 * (tokens * (token_bytes + token_bytes_held(book.book.code_bytes)) // PAGE_BYTES)
+        needed += records_bytes(items, documents.record_bytes + fresh.record_bytes) + documents.work_bytes
+        if ids.texts is not None and fresh.texts is not None:
+            letters = len(ids.texts.letters) + len(fresh.texts.letters)
+            needed += PAGE_DRAM * text_pages(items, letters, max(ids.texts.longest, fresh.texts.longest))
         more = self._search_bytes(state, longest, items) - self._search_bytes(state, state.longest)
         needed += self._searches * more
         if needed > self._dram:
@@ -100,6 +113,7 @@ class ItemFootprint:
                 f"dram={format_bytes(self._dram)} was given at build. Build it again with grow_to={total}, which makes "
                 f"shorter codes where dram= is not raised to as much; compact() frees the DRAM of removed items"
             )
+        return each
 
     def layout_anew(self, state: ItemSnapshot, lengths: Ints) -> ItemLayout:
         """Return the layout for an index that has changed: codes of the same length, and as many lists as have room."""

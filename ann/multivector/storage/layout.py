@@ -6,6 +6,8 @@ from memhier.ann.multivector.coding.book import COLUMNS, NUMBER_BYTES
 from memhier.ann.multivector.coding.postings import MARK_BYTES, postings_bytes
 from memhier.ann.multivector.coding.scores import SCORE_BYTES
 from memhier.ann.zoom.filters.bitmaps import bitmap_bytes
+from memhier.ann.zoom.ids.stored_texts import PAGE_DRAM
+from memhier.ann.zoom.payload.stored import records_bytes
 from memhier.ann.zoom.storage.layout import CONTEXTS_MOST, attribute_bytes, fresh_bytes
 from memhier.budget import format_bytes
 from memhier.errors import BudgetError
@@ -32,6 +34,7 @@ _SEARCHES_SHARE, _SEARCHES_MOST = 0.08, 8
 _CATALOG_BYTES = 16 << 10
 _SEGMENTS_BYTES = 4096  # the last pages of the segments of a part, in checksums
 _ITEM_BYTES = 64  # of a candidate: its number, scores, and the order of all
+_READ_TIMES = 8  # bytes for each of tokens that are read together: mostly pages, of which items take a part
 CODER_TIMES = 4  # bytes for each value of a centroid while items are coded
 
 
@@ -53,6 +56,10 @@ class ItemSizes:
         Whether there are attributes to filter by.
     growing
         Whether some of the items are still to come.
+    text_pages
+        Pages of the strings that are ids.
+    record_bytes
+        Of the documents of all items.
     """
 
     items: int
@@ -63,13 +70,16 @@ class ItemSizes:
     reader_bytes: int
     filtered: bool = False
     growing: bool = False
+    text_pages: int = 0
+    record_bytes: int = 0
 
     def grown(self, items: int) -> "ItemSizes":
         """Return the sizes of as many items like these."""
         if items <= self.items:
             return self
-        tokens = -(-items * max(1, self.tokens) // max(1, self.items))
-        return replace(self, items=items, tokens=tokens, growing=True)
+        sizes = (max(1, self.tokens), self.text_pages, self.record_bytes)
+        tokens, pages, records = (-(-items * size // max(1, self.items)) for size in sizes)
+        return replace(self, items=items, tokens=tokens, text_pages=pages, record_bytes=records, growing=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +109,7 @@ class ItemLayout:
 
 def read_bytes(dram: int) -> int:
     """Return the bytes of tokens that a search reads together, where an item alone has not more."""
-    return max(64 << 10, min(1 << 20, dram // 128))
+    return max(32 << 10, min(1 << 20, dram // 256))
 
 
 def token_bytes_held(code_bytes: int) -> int:
@@ -122,7 +132,8 @@ def workspace_bytes(lists: int, items: int, together: int, token_bytes: int, lon
         Tokens of the longest item.
     """
     tables = 4 * COLUMNS * (lists + 512) + 12 * lists
-    return tables + _ITEM_BYTES * items + SCORE_BYTES + MARK_BYTES + 4 * max(together, longest * token_bytes)
+    reads = SCORE_BYTES + _READ_TIMES * max(together, longest * token_bytes)
+    return tables + _ITEM_BYTES * items + max(MARK_BYTES, reads)  # first the one, then the other
 
 
 def lists_for(tokens: int) -> int:
@@ -175,6 +186,7 @@ def _with_lists(sizes: ItemSizes, dram: int, times: int) -> ItemLayout | None:
     fixed = searches * each + min(searches, CONTEXTS_MOST) * sizes.reader_bytes + _CATALOG_BYTES + _SEGMENTS_BYTES
     fixed += book + 2 * dimension * lists + postings_bytes(sizes.tokens, sizes.items, lists) + 12 * sizes.items
     fixed += 2 * bitmap_bytes(sizes.items) + attribute_bytes(dram) * sizes.filtered
+    fixed += PAGE_DRAM * sizes.text_pages + records_bytes(sizes.items, sizes.record_bytes)
     fixed += (2 * fresh_bytes(dram) + CODER_TIMES * dimension * lists) * sizes.growing
     per_token = token_bytes_held(1) - 1
     stored = sizes.tokens * (dimension * sizes.itemsize + per_token) + fixed

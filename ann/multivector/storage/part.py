@@ -1,6 +1,6 @@
 """A part of an index: items that were written together. Only its marks of removed items ever change."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -14,6 +14,9 @@ from memhier.ann.multivector.coding.postings import Postings
 from memhier.ann.zoom.filters.attributes import Attributes, Schema
 from memhier.ann.zoom.filters.bitmaps import BitmapCache, Words, pack, popcount, unpack, word_count
 from memhier.ann.zoom.filters.blocks import StoredAny
+from memhier.ann.zoom.ids.stored_texts import StoredTexts
+from memhier.ann.zoom.payload.stored import StoredRecords
+from memhier.ann.zoom.storage.rows import open_fields
 from memhier.errors import ClosedError, CorruptionError
 from memhier.fields import described, stored_array, stored_segment
 from memhier.io.ranges import CountedReads, Ranges, Reading, read_together
@@ -21,7 +24,7 @@ from memhier.io.reader import Reader
 from memhier.shield import when_gone
 from memhier.store.store import Store, Transaction
 
-__all__ = ["ItemArrays", "ItemPart", "PartOpener", "positions"]
+__all__ = ["ItemArrays", "ItemPart", "PartOpener"]
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 
@@ -60,6 +63,10 @@ class ItemArrays:
     def memory_bytes(self) -> int:
         """DRAM held, in bytes."""
         return sum(int(array.nbytes) for array in self.named().values())
+
+    def ids_of(self, rows: Ints) -> npt.NDArray[Any]:
+        """Return the ids of items, in any order."""
+        return self.ids[rows]
 
     def bounds(self, items: Ints) -> tuple[Ints, Ints]:
         """Return where the tokens of items begin and end, int64 ``[m]`` each."""
@@ -146,6 +153,10 @@ class ItemPart:
         Keeps the file with the reader.
     foreign
         int64: items unlike those that the efforts of searches were learnt from.
+    texts
+        The strings that the ids are hashes of; None where ids are integers.
+    records
+        The documents of the items; None where no item has any.
     """
 
     name: str
@@ -158,6 +169,8 @@ class ItemPart:
     attributes: Attributes | None = None
     lease: object = None
     foreign: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+    texts: StoredTexts | None = None
+    records: StoredRecords | None = None
 
     def __len__(self) -> int:
         return len(self.arrays)
@@ -186,29 +199,50 @@ class ItemPart:
     @cached_property
     def tokens_alive(self) -> int:
         """Tokens of the items that were not removed."""
-        lows, highs = self.arrays.bounds(np.flatnonzero(self.is_alive()))
+        lows, highs = self.arrays.bounds(np.flatnonzero(self.alive_flags()))
         return int((highs - lows).sum())
 
     @property
     def memory_bytes(self) -> int:
         """DRAM held, in bytes."""
         held = self.arrays.memory_bytes + self.foreign.nbytes + (0 if self.alive is None else self.alive.nbytes)
-        return held + (0 if self.attributes is None else self.attributes.memory_bytes)
+        more = (self.attributes, self.texts, self.records)
+        return held + sum(each.memory_bytes for each in more if each is not None)
 
-    def is_alive(self) -> npt.NDArray[np.bool_]:
+    def alive_flags(self) -> npt.NDArray[np.bool_]:
         """Return which items were not removed, bool ``[n]``."""
         return np.ones(len(self), np.bool_) if self.alive is None else unpack(self.alive, len(self))
 
+    def is_alive(self, rows: Ints) -> npt.NDArray[np.bool_]:
+        """Return which of some items were not removed, bool ``[m]``."""
+        if self.alive is None:
+            return np.ones(len(rows), np.bool_)
+        found: npt.NDArray[np.bool_] = (self.alive[rows >> 6] >> (rows & 63).astype(np.uint64) & np.uint64(1)) > 0
+        return found
+
     def without(self, items: Ints) -> "ItemPart":
         """Return the part with these items removed as well."""
-        alive = self.is_alive().copy()
+        alive = self.alive_flags().copy()
         alive[items] = False
         return replace(self, alive=pack(alive), alive_name=None)
 
     def reading(self, items: Ints) -> Reading[npt.NDArray[Any]]:
-        """Return the tokens of items, end to end, as a reading; see `memhier.io.ranges`."""
+        """Return the tokens of items, end to end, as a reading; see `memhier.io.ranges`.
+
+        Items that follow one another are read as one range.
+        """
         lows, highs = self.arrays.bounds(items)
+        apart = np.flatnonzero(lows[1:] != highs[:-1])
+        lows, highs = lows[np.insert(apart + 1, 0, 0)], highs[np.append(apart, len(highs) - 1)]
         (raw,) = yield [Ranges(self.file, lows * self.token_bytes, (highs - lows) * self.token_bytes)]
+        return self._tokens(raw)
+
+    def run(self, reads: CountedReads, first: int, last: int) -> npt.NDArray[Any]:
+        """Return the tokens from `first` to `last` by one read, ``[last - first, d]``."""
+        offsets = np.array([first * self.token_bytes], np.int64)
+        return self._tokens(reads.read(self.file, offsets, (last - first) * self.token_bytes))
+
+    def _tokens(self, raw: npt.NDArray[np.uint8]) -> npt.NDArray[Any]:
         stored = np.ascontiguousarray(raw).view(self.dtype.newbyteorder("<"))
         return stored.reshape(-1, self.dimension).astype(self.dtype, copy=False)
 
@@ -248,12 +282,22 @@ class PartOpener:
         Of a token.
     work_bytes
         DRAM that a running filter may hold.
+    texts
+        Whether ids are strings.
     """
 
     def __init__(
-        self, store: Store, reader: Reader, cache: BitmapCache, dimension: int, dtype: np.dtype[Any], work_bytes: int
+        self,
+        store: Store,
+        reader: Reader,
+        cache: BitmapCache,
+        dimension: int,
+        dtype: np.dtype[Any],
+        work_bytes: int,
+        *,
+        texts: bool,
     ) -> None:
-        self._store, self._reader, self._cache = store, reader, cache
+        self._store, self._reader, self._cache, self._texts = store, reader, cache, texts
         self._dimension, self._dtype, self._work_bytes = dimension, dtype, work_bytes
 
     def open(
@@ -273,8 +317,12 @@ class PartOpener:
         lease = _Lease()
         file = self._store.attach(f"{name}-tokens", self._reader)
         when_gone(lease, partial(_close, self._reader, [file]))
+        texts, records = open_fields(self._store, name, count, self._reader, texts=self._texts)
+        when_gone(lease, partial(_close, self._reader, [each.file for each in (texts, records) if each is not None]))
         foreign = np.flatnonzero(arrays.mean_errors() > limit) if limit else np.empty(0, np.int64)
-        part = ItemPart(name, arrays, file, self._dimension, self._dtype, alive, alive_name, None, lease, foreign)
+        part = ItemPart(
+            name, arrays, file, self._dimension, self._dtype, alive, alive_name, None, lease, foreign, texts, records
+        )
         return self.widened(part, schema)
 
     def widened(self, part: ItemPart, schema: Schema) -> ItemPart:
@@ -298,14 +346,3 @@ def _close(reader: Reader, files: Sequence[int | StoredAny]) -> None:
     for file in files:
         with suppress(ClosedError):
             reader.remove(file) if isinstance(file, int) else file.close()
-
-
-def positions(parts: Sequence[ItemPart], wanted: Ints) -> Iterator[tuple[int, Ints, Ints]]:
-    """Yield, of each part with some of the wanted ids, its number, which of `wanted` these are, and their items."""
-    for number, part in enumerate(parts):
-        ids = part.arrays.ids.astype(np.int64)
-        order = np.argsort(ids, kind="stable")
-        place = order[np.minimum(np.searchsorted(ids, wanted, sorter=order), len(ids) - 1)]
-        found = np.flatnonzero((ids[place] == wanted) & part.is_alive()[place])
-        if len(found):
-            yield number, found, place[found]

@@ -1,7 +1,7 @@
 """The state of an index at one moment: parts on SSD, items that wait in DRAM, and the effort for each recall."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Self, TypeAlias
 
@@ -10,14 +10,16 @@ import numpy.typing as npt
 
 from memhier.ann.multivector.coding.book import TokenBook
 from memhier.ann.multivector.coding.calibration import Calibration
+from memhier.ann.multivector.items import token_rows
 from memhier.ann.multivector.storage.part import ItemPart
 from memhier.ann.zoom.filters.attributes import Schema
-from memhier.ann.zoom.storage.fresh import value_bytes
+from memhier.ann.zoom.storage.fresh import Fresh
+from memhier.ann.zoom.storage.ids import IdKind
+from memhier.io.page_file import PAGE_BYTES
 
-__all__ = ["VALUE_BYTES", "ItemSnapshot", "WaitingItems"]
+__all__ = ["ItemSnapshot", "WaitingItems"]
 
 Ints: TypeAlias = npt.NDArray[np.int64]
-VALUE_BYTES = 64  # of an attribute, as a Python object
 
 
 @dataclass(frozen=True)
@@ -30,53 +32,55 @@ class WaitingItems:
         ``[t, d]`` of the index's dtype, end to end.
     starts
         int64 ``[n + 1]``.
-    ids
-        int64 ``[n]``.
-    attributes
-        Values by name, object ``[n]``, None for null.
+    fresh
+        Ids, attributes and documents; its vectors have no dimensions.
     """
 
     tokens: npt.NDArray[Any]
     starts: Ints
-    ids: Ints
-    attributes: Mapping[str, npt.NDArray[np.object_]] = field(default_factory=dict)
+    fresh: Fresh
 
     @classmethod
-    def none(cls, dimension: int, dtype: np.dtype[Any]) -> Self:
+    def none(cls, dimension: int, dtype: np.dtype[Any], id_kind: IdKind) -> Self:
         """Return no items."""
-        return cls(np.empty((0, dimension), dtype), np.zeros(1, np.int64), np.empty(0, np.int64))
+        fresh = Fresh.empty(0, dtype, id_kind == "str")
+        return cls(np.empty((0, dimension), dtype), np.zeros(1, np.int64), fresh)
 
     def __len__(self) -> int:
-        return len(self.ids)
+        return len(self.fresh)
 
-    @cached_property
+    @property
+    def ids(self) -> Ints:
+        """Their ids, int64 ``[n]``: integers, or hashes of strings."""
+        return self.fresh.ids
+
+    @property
     def memory_bytes(self) -> int:
         """DRAM held, in bytes."""
-        values = VALUE_BYTES * len(self) * len(self.attributes) + int(
-            value_bytes(dict(self.attributes), len(self)).sum()
-        )
-        return int(self.tokens.nbytes + self.starts.nbytes + self.ids.nbytes) + values
+        return int(self.tokens.nbytes + self.starts.nbytes) + self.fresh.memory_bytes
 
-    def take(self, items: Ints) -> "WaitingItems":
-        """Return some of the items, in this order."""
-        starts, lengths = self.starts, np.diff(self.starts)[items]
-        ends = np.concatenate([[0], np.cumsum(lengths)])
-        rows = np.arange(ends[-1]) + np.repeat(starts[items] - ends[:-1], lengths)
-        attributes = {name: values[items] for name, values in self.attributes.items()}
-        return WaitingItems(self.tokens[rows], ends, self.ids[items], attributes)
+    def take(self, items: Ints) -> tuple[npt.NDArray[Any], Ints]:
+        """Return the tokens of some items, in this order, and where each begins, int64 ``[m + 1]``."""
+        lows, highs = self.starts[items], self.starts[items + 1]
+        return self.tokens[token_rows(lows, highs)], np.concatenate([[0], np.cumsum(highs - lows)])
+
+    def without(self, ids: Ints) -> "WaitingItems":
+        """Return the others than those of some ids."""
+        if not np.isin(ids, self.ids).any():
+            return self
+        return WaitingItems(*self.take(np.flatnonzero(~np.isin(self.ids, ids))), self.fresh.without(ids))
 
     def joined(self, more: "WaitingItems", schema: Schema) -> "WaitingItems":
         """Return both together, with the attributes of a schema."""
-        columns = {
-            name: np.concatenate([each.attributes.get(name, np.full(len(each), None, object)) for each in (self, more)])
-            for name in schema
-        }
         return WaitingItems(
             np.concatenate([self.tokens, more.tokens]),
             np.concatenate([self.starts, self.starts[-1] + more.starts[1:]]),
-            np.concatenate([self.ids, more.ids]),
-            columns,
+            self.fresh.joined(more.fresh, schema),
         )
+
+    def widened(self, schema: Schema) -> "WaitingItems":
+        """Return the same items with the attributes of a schema."""
+        return replace(self, fresh=self.fresh.widened(schema))
 
 
 @dataclass(frozen=True)
@@ -97,6 +101,10 @@ class ItemSnapshot:
         Types of the attributes.
     calibration
         The effort for each recall.
+    scan_bytes
+        DRAM for tokens, or pages of documents, that are read together.
+    documents
+        Names of the documents, in the order of their numbers.
     """
 
     book: TokenBook
@@ -104,6 +112,18 @@ class ItemSnapshot:
     waiting: WaitingItems
     schema: Schema
     calibration: Calibration
+    scan_bytes: int
+    documents: tuple[str, ...] = ()
+
+    @property
+    def fresh(self) -> Fresh:
+        """Ids, attributes and documents of the items that wait."""
+        return self.waiting.fresh
+
+    @property
+    def id_kind(self) -> IdKind:
+        """The type of the ids."""
+        return "int64" if self.fresh.texts is None else "str"
 
     @cached_property
     def count(self) -> int:
@@ -126,16 +146,33 @@ class ItemSnapshot:
         lengths = [part.longest for part in self.parts] + np.diff(self.waiting.starts).tolist()
         return max(lengths, default=0)
 
+    @cached_property
+    def pages(self) -> int:
+        """Pages of the tokens on SSD."""
+        return sum(-(-int(part.arrays.starts[-1]) * self.token_bytes // PAGE_BYTES) for part in self.parts)
+
+    def token_bounds(self, numbers: Ints) -> tuple[Ints, Ints]:
+        """Return where the tokens of items begin and end in their parts, int64 ``[m]`` each."""
+        lows, highs = np.empty((2, len(numbers)), np.int64)
+        for part, here, rows in self.by_part(numbers):
+            lows[here], highs[here] = part.arrays.bounds(rows)
+        return lows, highs
+
     def by_part(self, numbers: Ints) -> Iterator[tuple[ItemPart, Ints, Ints]]:
         """Yield, of each part with some of the items `numbers`, the part, which of `numbers` these are, and their rows.
 
         `numbers` may come in any order.
         """
+        for _, part, here, rows in self.numbered(numbers):
+            yield part, here, rows
+
+    def numbered(self, numbers: Ints) -> Iterator[tuple[int, ItemPart, Ints, Ints]]:
+        """Yield the number of each part first, then the values of :meth:`by_part`."""
         of = np.searchsorted(self.bases, numbers, side="right") - 1
         for number, part in enumerate(self.parts):
             here = np.flatnonzero(of == number)
             if len(here):
-                yield part, here, numbers[here] - self.bases[number]
+                yield number, part, here, numbers[here] - self.bases[number]
 
     @property
     def memory_bytes(self) -> int:

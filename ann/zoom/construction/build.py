@@ -31,7 +31,7 @@ from memhier.io.page_file import PAGE_BYTES
 from memhier.io.reader import Reader
 from memhier.store.store import Store, Transaction
 
-__all__ = ["BuildOptions", "reader_bytes", "write_index"]
+__all__ = ["BuildOptions", "reader_bytes", "text_pages_for", "write_index"]
 
 
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -97,7 +97,7 @@ def _write_source(
     most = max(source.count, options.grow_to, 1)
     sizes = IndexSizes(
         most, source.dimension, options.metric, options.coding, row_bytes, stored_ids.itemsize,
-        reader_bytes(scratch, options.dram), _text_pages(names, most), filtered=bool(schema),
+        reader_bytes(scratch, options.dram), text_pages_for(names, most), filtered=bool(schema),
         growing=most > source.count, record_bytes=-(-documents.record_bytes * most // max(1, source.count)),
         item_bytes=-(-item_bytes(columns) * most // max(1, source.count)),
     )  # fmt: skip
@@ -171,7 +171,7 @@ def _describe(
     )
 
 
-def _text_pages(ids: Ids, count: int) -> int:
+def text_pages_for(ids: Ids, count: int) -> int:
     """Return how many pages the strings of `count` vectors take, if the others are as long as `ids`."""
     if ids.texts is None or not len(ids):
         return 0

@@ -1,24 +1,29 @@
 """Hits as tables: a row for each vector found, with its fields, as dicts or for other libraries."""
 
+import itertools
 import json
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from memhier.lazy import extra_for
 
-__all__ = ["HitTable", "Hits"]
+__all__ = ["HitTable", "Hits", "are_there"]
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Fields: TypeAlias = Mapping[str, npt.NDArray[Any]]
 
-_ROW_NAMES = ("id", "distance")
-_TABLE_NAMES = ("query", "rank", *_ROW_NAMES)
+
+def are_there(ids: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Return which ids are those of a vector."""
+    missing: Any = None if ids.dtype == object else -1
+    there: npt.NDArray[np.bool_] = np.not_equal(ids, missing).astype(np.bool_)
+    return there
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +38,8 @@ class HitTable:
         ``[n]``.
     fields
         ``[n]`` by name, as :class:`memhier.ann.SearchResult` has them.
+    measure
+        The name of the distances.
     """
 
     query: Ints
@@ -40,17 +47,27 @@ class HitTable:
     ids: npt.NDArray[Any]
     distances: npt.NDArray[np.float32]
     fields: Fields
+    measure: str = "distance"
+
+    @classmethod
+    def of_grid(cls, ids: npt.NDArray[Any], distances: npt.NDArray[np.float32], fields: Fields, measure: str) -> Self:
+        """Return the hits of queries, ``[q, k]`` or ``[k]`` each."""
+        grid = np.atleast_2d(ids)
+        query, rank = np.nonzero(are_there(grid))
+        found = {name: column.reshape(grid.shape)[query, rank] for name, column in fields.items()}
+        return cls(query, rank, grid[query, rank], np.atleast_2d(distances)[query, rank], found, measure)
 
     def rows(self) -> list[dict[str, Any]]:
         """Return a dict for each."""
-        names = [*_ROW_NAMES, *_shown(self.fields, _ROW_NAMES)]
+        names = ["id", self.measure, *_shown(self.fields, ("id", self.measure))]
         columns = [self.ids.tolist(), self.distances.tolist(), *map(_python, self.fields.values())]
         return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
 
     def columns(self) -> dict[str, npt.NDArray[Any]]:
         """Return all columns by their name in a table."""
         own: tuple[npt.NDArray[Any], ...] = (self.query, self.rank, self.ids, self.distances)
-        names = (*_TABLE_NAMES, *_shown(self.fields, _TABLE_NAMES))
+        first = ("query", "rank", "id", self.measure)
+        names = (*first, *_shown(self.fields, first))
         return dict(zip(names, (*own, *self.fields.values()), strict=True))
 
 
@@ -58,6 +75,11 @@ class Hits:
     """A result that can be turned into rows and tables."""
 
     __slots__ = ()
+
+    def rows_of(self, ends: Ints | None) -> list[Any]:
+        """Return a dict for each vector found; for a batch, whose queries end at `ends`, such a list for each query."""
+        rows = self.hit_table().rows()
+        return rows if ends is None else [rows[low:high] for low, high in itertools.pairwise([0, *ends.tolist()])]
 
     def hit_table(self) -> HitTable:
         """Return the vectors found, with the missing ones left out."""

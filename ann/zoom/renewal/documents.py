@@ -13,7 +13,7 @@ from memhier.ann.zoom.payload.staged import check_record
 from memhier.ann.zoom.payload.stored import in_order
 from memhier.ann.zoom.preview.scan_arguments import split_positions
 from memhier.ann.zoom.storage.ids import Located
-from memhier.ann.zoom.storage.snapshot import IndexSnapshot
+from memhier.ann.zoom.storage.rows import RowState
 
 __all__ = ["ChangedDocuments"]
 
@@ -55,7 +55,7 @@ class ChangedDocuments:
         When those of one vector are too long for the DRAM of the index.
     """
 
-    def __init__(self, state: IndexSnapshot, given: Any, count: int, most: int, places: Located | None = None) -> None:
+    def __init__(self, state: RowState, given: Any, count: int, most: int, places: Located | None = None) -> None:
         self._state, self._count, self._most = state, count, most
         self._given = None if given is None else GivenDocuments(given)
         self._places = places if state.documents else None

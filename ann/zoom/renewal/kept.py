@@ -10,7 +10,7 @@ import numpy.typing as npt
 from memhier.ann.zoom.filters.times import as_moments
 from memhier.ann.zoom.preview.scan_arguments import split_positions
 from memhier.ann.zoom.storage.ids import Located
-from memhier.ann.zoom.storage.snapshot import IndexSnapshot
+from memhier.ann.zoom.storage.rows import RowState
 
 __all__ = ["Kept", "column_objects", "rows_lacking", "values_kept"]
 
@@ -41,7 +41,7 @@ class Kept:
         return values
 
 
-def values_kept(state: IndexSnapshot, places: Located, attributes: Any) -> dict[str, Kept]:
+def values_kept(state: RowState, places: Located, attributes: Any) -> dict[str, Kept]:
     """Return the values that an update of the vectors in `places` with these attributes keeps, by name.
 
     A table or columns by name replace whole columns. With a dict per row, a row keeps the names that its dict lacks.

@@ -24,6 +24,7 @@ from memhier.ann.zoom.storage.fullview import RowWriter, vectors_of
 from memhier.ann.zoom.storage.ids import Located, texts_at
 from memhier.ann.zoom.storage.pages import page_order
 from memhier.ann.zoom.storage.part import IndexPart
+from memhier.ann.zoom.storage.rows import RowPart
 from memhier.ann.zoom.storage.stored_arrays import StoredArrays
 from memhier.errors import CorruptionError
 from memhier.io.reader import Reader
@@ -250,7 +251,7 @@ def _take(part: IndexPart, number: int, starts: Ints, book: CodeBook) -> tuple[n
 def write_carried(
     tx: Transaction | Staging,
     name: str,
-    parts: Sequence[IndexPart],
+    parts: Sequence[RowPart],
     schema: Schema,
     rows: npt.NDArray[Any],
     work_bytes: int,

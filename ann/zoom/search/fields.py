@@ -13,7 +13,7 @@ from memhier.ann.zoom.payload.record import decode, unpack
 from memhier.ann.zoom.preview.scan_arguments import split_positions
 from memhier.ann.zoom.storage.documents import records_at
 from memhier.ann.zoom.storage.ids import Located, Sightings
-from memhier.ann.zoom.storage.snapshot import IndexSnapshot
+from memhier.ann.zoom.storage.rows import RowState
 from memhier.io.ranges import CountedReads, Reading, read_together
 from memhier.io.reader import Reader
 
@@ -23,7 +23,7 @@ Columns: TypeAlias = dict[str, npt.NDArray[Any]]
 Ints: TypeAlias = npt.NDArray[np.int64]
 
 
-def chosen_fields(state: IndexSnapshot, fields: bool | Sequence[str] | None) -> tuple[str, ...]:
+def chosen_fields(state: RowState, fields: bool | Sequence[str] | None) -> tuple[str, ...]:
     """Return the names of the fields asked for: attributes, then documents, or those named.
 
     Raises
@@ -61,7 +61,7 @@ class FieldReader:
         The work done.
     """
 
-    def __init__(self, state: IndexSnapshot, reader: Reader, names: Sequence[str]) -> None:
+    def __init__(self, state: RowState, reader: Reader, names: Sequence[str]) -> None:
         self._state, self._names = state, names
         self.reads: CountedReads = CountedReads(reader)
 

@@ -1,6 +1,5 @@
 """Results of searches."""
 
-import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -8,7 +7,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from memhier.ann.zoom.payload.table import Hits, HitTable
+from memhier.ann.zoom.payload.table import Hits, HitTable, are_there
 
 __all__ = ["Chosen", "RangeResult", "SearchResult", "iterate"]
 
@@ -80,17 +79,11 @@ class SearchResult(Hits):
         For a batch, return such a list for each query. Missing vectors are left out. Null values are None, datetimes
         are ``datetime.datetime``. A field named ``id`` or ``distance`` gets a ``_`` behind its name.
         """
-        rows = self.hit_table().rows()
-        if self.ids.ndim == 1:
-            return rows
-        return _cut(rows, np.cumsum(_there(self.ids).sum(axis=1)))
+        return self.rows_of(None if self.ids.ndim == 1 else np.cumsum(are_there(self.ids).sum(axis=1)))
 
     def hit_table(self) -> HitTable:
         """Return the vectors found, with the missing ones left out."""
-        ids = np.atleast_2d(self.ids)
-        query, rank = np.nonzero(_there(ids))
-        fields = {name: column.reshape(ids.shape)[query, rank] for name, column in self.fields.items()}
-        return HitTable(query, rank, ids[query, rank], np.atleast_2d(self.distances)[query, rank], fields)
+        return HitTable.of_grid(self.ids, self.distances, self.fields, "distance")
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +129,7 @@ class RangeResult(Hits):
 
     def rows(self) -> list[list[dict[str, Any]]]:
         """Return a list of dicts for each query, as :meth:`SearchResult.rows` has them."""
-        return _cut(self.hit_table().rows(), self.offsets[1:])
+        return self.rows_of(self.offsets[1:])
 
     def hit_table(self) -> HitTable:
         """Return the vectors found."""
@@ -159,7 +152,7 @@ def iterate(search: Callable[[int, Chosen], SearchResult], batch: int) -> Iterat
     def choose(ids: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
         """Return which of the ids found are yielded now: new ones, in whole batches but for the last."""
         nonlocal last, rows
-        there = _there(ids)
+        there = are_there(ids)
         new = np.flatnonzero(there & np.array([name not in seen for name in ids.tolist()], np.bool_))
         last = len(ids) < k or not there.all() or not len(new)
         rows = new if last else new[: len(new) // batch * batch]
@@ -173,15 +166,3 @@ def iterate(search: Callable[[int, Chosen], SearchResult], batch: int) -> Iterat
             fields = {name: column[part] for name, column in found.fields.items()}
             yield SearchResult(found.ids[part], found.distances[part], found.stats, fields)
         k *= 2
-
-
-def _there(ids: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Return which ids are those of a vector."""
-    missing: Any = None if ids.dtype == object else -1
-    there: npt.NDArray[np.bool_] = np.not_equal(ids, missing).astype(np.bool_)
-    return there
-
-
-def _cut(rows: list[dict[str, Any]], ends: Ints) -> list[list[dict[str, Any]]]:
-    """Return the rows of each query, which end at `ends`."""
-    return [rows[low:high] for low, high in itertools.pairwise([0, *ends.tolist()])]

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from memhier.ann.zoom.preview.scan_arguments import split_positions
 from memhier.ann.zoom.storage.fresh import Fresh
 from memhier.ann.zoom.storage.ids import Located
-from memhier.ann.zoom.storage.part import IndexPart
+from memhier.ann.zoom.storage.rows import RowPart
 from memhier.io.ranges import CountedReads
 
 __all__ = ["records_at"]
@@ -19,7 +19,7 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 
 
 def records_at(
-    parts: Sequence[IndexPart], fresh: Fresh, places: Located, work_bytes: int, reads: CountedReads
+    parts: Sequence[RowPart], fresh: Fresh, places: Located, work_bytes: int, reads: CountedReads
 ) -> Iterator[tuple[int, bytes, Path | None]]:
     """Yield the records at different places with their number, in any order; none for a place without documents.
 

@@ -4,7 +4,7 @@ A look-up compares the string on SSD wherever it finds the hash. An index refuse
 string in it (with ten million strings the odds of any such pair are 1 in 180,000).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -13,10 +13,12 @@ import numpy.typing as npt
 
 from memhier.ann.files import as_array
 from memhier.ann.zoom.arguments import check_ids
+from memhier.ann.zoom.filters.bitmaps import Words, unpack
 from memhier.ann.zoom.ids.texts import Texts, as_texts, hash_texts, is_text
 from memhier.ann.zoom.preview.scan_arguments import split_positions
 from memhier.ann.zoom.storage.fresh import Fresh
-from memhier.ann.zoom.storage.part import IndexPart, find_ids
+from memhier.ann.zoom.storage.part import find_ids
+from memhier.ann.zoom.storage.rows import RowPart
 from memhier.io.read_arguments import Tallies
 
 __all__ = [
@@ -25,10 +27,12 @@ __all__ = [
     "Located",
     "Sightings",
     "as_ids",
+    "ids_of",
     "locate",
     "locate_all",
     "refuse_clashes",
     "refuse_known",
+    "stream_ids",
     "texts_at",
     "with_repeats",
 ]
@@ -36,6 +40,8 @@ __all__ = [
 IdKind: TypeAlias = Literal["int64", "str"]
 
 Ints: TypeAlias = npt.NDArray[np.int64]
+
+_BLOCK_IDS = 1 << 14  # a multiple of the bits of a word
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +167,7 @@ class Located:
         return Located(self.positions[rows], self.fresh[rows])
 
 
-def locate(parts: Sequence[IndexPart], fresh: Fresh, ids: Ids) -> Located:
+def locate(parts: Sequence[RowPart], fresh: Fresh, ids: Ids) -> Located:
     """Return the places of ids; passes over all ids of the index, and reads the strings whose hashes match."""
     numbers, inverse = np.unique(ids.numbers, return_inverse=True)  # different strings may have one hash
     once = _by_number(parts, fresh, numbers)
@@ -174,7 +180,7 @@ def locate(parts: Sequence[IndexPart], fresh: Fresh, ids: Ids) -> Located:
     return found
 
 
-def locate_all(parts: Sequence[IndexPart], fresh: Fresh, ids: Ids) -> Located:
+def locate_all(parts: Sequence[RowPart], fresh: Fresh, ids: Ids) -> Located:
     """Return the places of ids; KeyError for an id that is not in the index."""
     found = locate(parts, fresh, ids)
     missing = np.flatnonzero(~found.known)
@@ -183,7 +189,7 @@ def locate_all(parts: Sequence[IndexPart], fresh: Fresh, ids: Ids) -> Located:
     return found
 
 
-def refuse_known(parts: Sequence[IndexPart], fresh: Fresh, ids: Ids) -> None:
+def refuse_known(parts: Sequence[RowPart], fresh: Fresh, ids: Ids) -> None:
     """Refuse ids that are in the index, and strings with the hash of another."""
     refuse_clashes(ids)
     found = _by_number(parts, fresh, ids.numbers)
@@ -196,7 +202,7 @@ def refuse_known(parts: Sequence[IndexPart], fresh: Fresh, ids: Ids) -> None:
         raise ValueError(f"ids holds {ids.shown(row)}, which is in the index already: update() replaces vectors")
 
 
-def _by_number(parts: Sequence[IndexPart], fresh: Fresh, numbers: Ints) -> Located:
+def _by_number(parts: Sequence[RowPart], fresh: Fresh, numbers: Ints) -> Located:
     return Located(find_ids(parts, numbers), _rows_of(numbers, fresh.ids))
 
 
@@ -209,7 +215,7 @@ def _rows_of(wanted: Ints, ids: Ints) -> Ints:
     return np.where(ids[rows] == wanted, rows, -1)
 
 
-def texts_at(parts: Sequence[IndexPart], fresh: Fresh, places: Located, tally: Tallies | None = None) -> Texts:
+def texts_at(parts: Sequence[RowPart], fresh: Fresh, places: Located, tally: Tallies | None = None) -> Texts:
     """Return the string of each place."""
     pieces, rows = [], []
     waiting = np.flatnonzero(places.fresh >= 0)
@@ -229,6 +235,37 @@ def texts_at(parts: Sequence[IndexPart], fresh: Fresh, places: Located, tally: T
     return Texts.joined(pieces).take(back)
 
 
+def ids_of(part: RowPart, rows: Ints) -> Ids:
+    """Return the ids of rows of a part."""
+    texts = None if part.texts is None else part.texts.read(rows)
+    return Ids(part.arrays.ids_of(rows).astype(np.int64), texts)
+
+
+def stream_ids(
+    parts: Sequence[RowPart],
+    fresh: Fresh,
+    selected: Sequence[Words] | None = None,
+    waiting: npt.NDArray[np.bool_] | None = None,
+) -> Iterator[npt.NDArray[Any]]:
+    """Yield the ids of all parts in the order on SSD, some thousand at a time, then of those that wait.
+
+    Parameters
+    ----------
+    selected, waiting
+        The rows of each part, and those that wait, whose ids are wanted; None for all that were not removed.
+    """
+    for number, part in enumerate(parts):
+        bits = part.alive if selected is None else selected[number]
+        for start in range(0, len(part), _BLOCK_IDS):
+            rows = np.arange(start, min(start + _BLOCK_IDS, len(part)))
+            if bits is not None:
+                rows = rows[unpack(bits[start // 64 : -(-(start + len(rows)) // 64)], len(rows))]
+            if len(rows):
+                yield ids_of(part, rows).values()
+    if len(chosen := np.arange(len(fresh)) if waiting is None else np.flatnonzero(waiting)):
+        yield Ids(fresh.ids, fresh.texts).take(chosen).values()
+
+
 class Sightings:
     """The places of the vectors that a search found, to read their strings and fields at its end.
 
@@ -238,7 +275,7 @@ class Sightings:
         Of the snapshot searched.
     """
 
-    def __init__(self, parts: Sequence[IndexPart], fresh: Fresh) -> None:
+    def __init__(self, parts: Sequence[RowPart], fresh: Fresh) -> None:
         self._parts, self._fresh = parts, fresh
         self._ids: list[Ints] = []
         self._positions: list[Ints] = []

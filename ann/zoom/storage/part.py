@@ -22,6 +22,7 @@ from memhier.ann.zoom.preview.scan_arguments import positions_of, split_position
 from memhier.ann.zoom.preview.stored_scan import Parts
 from memhier.ann.zoom.storage.arrays import PartArrays
 from memhier.ann.zoom.storage.fullview import stored_bytes
+from memhier.ann.zoom.storage.rows import RowPart, open_fields
 from memhier.ann.zoom.storage.stored_arrays import StoredArrays, close_file
 from memhier.errors import ClosedError, CorruptionError
 from memhier.fields import stored_array, stored_segment
@@ -266,7 +267,7 @@ class PartFiles:
         alive_name: str | None = None,
     ) -> IndexPart:
         """Return a committed part whose arrays are known."""
-        texts, lease = None, _Lease()
+        lease = _Lease()
         if isinstance(arrays, PartArrays) and f"{name}-lists" in self._store.segments():
             lists, code_bytes = len(arrays.starts) - 1, arrays.codes.shape[1]
             arrays = StoredArrays.load(
@@ -274,13 +275,8 @@ class PartFiles:
             )
         file = self._store.attach(f"{name}-rows", self._reader, held=True)
         self._when_gone(lease, [file])
-        if self._texts:
-            texts = StoredTexts(self._store, f"{name}-texts", len(arrays), self._reader)
-            self._when_gone(lease, [texts.file])
-        records = None
-        if f"{name}-docs" in self._store.segments():
-            records = StoredRecords.load(self._store, f"{name}-docs", len(arrays), self._reader)
-            self._when_gone(lease, [records.file])
+        texts, records = open_fields(self._store, name, len(arrays), self._reader, texts=self._texts)
+        self._when_gone(lease, [each.file for each in (texts, records) if each is not None])
         part = IndexPart(name, arrays, file, row_bytes, alive, alive_name, None, lease, texts, records)
         return self.widened(part, schema)
 
@@ -417,7 +413,7 @@ def ids_at(parts: Sequence[IndexPart], positions: Ints, tally: Tallies | None = 
     return ids
 
 
-def find_ids(parts: Sequence[IndexPart], wanted: Ints) -> Ints:
+def find_ids(parts: Sequence[RowPart], wanted: Ints) -> Ints:
     """Return the position of each id among the rows alive, int64 ``[n]``, -1 for none; passes over all ids."""
     positions = np.full(len(wanted), -1, np.int64)
     order = np.argsort(wanted, kind="stable")

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from memhier.ann.zoom.calibration.calibrate import Calibration
 from memhier.ann.zoom.filters.attributes import Schema
-from memhier.ann.zoom.filters.bitmaps import BitmapCache, Words, bitmap_bytes, unpack
+from memhier.ann.zoom.filters.bitmaps import BitmapCache, Words, bitmap_bytes
 from memhier.ann.zoom.preview.preview import Preview
 from memhier.ann.zoom.preview.scan_arguments import split_positions
 from memhier.ann.zoom.preview.space import PreviewSpace
@@ -19,7 +19,7 @@ from memhier.ann.zoom.storage.arrays import PartArrays
 from memhier.ann.zoom.storage.catalog import Description, load_preview
 from memhier.ann.zoom.storage.fresh import Fresh
 from memhier.ann.zoom.storage.fullview import vectors_of, workspace_bytes
-from memhier.ann.zoom.storage.ids import IdKind, Ids, Located, locate_all
+from memhier.ann.zoom.storage.ids import IdKind, Ids, Located, ids_of, locate_all, stream_ids
 from memhier.ann.zoom.storage.layout import CONTEXTS_MOST, pool_pages, scan_bytes, wave_bytes
 from memhier.ann.zoom.storage.part import Findable, IndexPart, PartFiles, findable, held_bytes
 from memhier.ann.zoom.storage.stored_arrays import StoredArrays
@@ -35,7 +35,6 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 
 _BLOCK_BYTES = 4 << 20
 _SPARED = 8  # the part of the budget that pages leave to the work of changes, where an index is open for them
-_BLOCK_IDS = 1 << 14  # a multiple of the bits of a word
 
 
 @dataclass(frozen=True)
@@ -161,29 +160,8 @@ class IndexSnapshot:
     def ids(
         self, selected: Sequence[Words] | None = None, fresh: npt.NDArray[np.bool_] | None = None
     ) -> Iterator[npt.NDArray[Any]]:
-        """Yield the ids of all parts in the order on SSD, some thousand at a time, then of those that wait.
-
-        Parameters
-        ----------
-        selected, fresh
-            The rows of each part, and the vectors that wait, whose ids are wanted; None for all that were not removed.
-        """
-        for number, part in enumerate(self.parts):
-            bits = part.alive if selected is None else selected[number]
-            for start in range(0, len(part), _BLOCK_IDS):
-                rows = np.arange(start, min(start + _BLOCK_IDS, len(part)))
-                if bits is not None:
-                    rows = rows[unpack(bits[start // 64 : -(-(start + len(rows)) // 64)], len(rows))]
-                if len(rows):
-                    yield self._ids_of(part, rows).values()
-        waiting = Ids(self.fresh.ids, self.fresh.texts)
-        if len(chosen := np.arange(len(self.fresh)) if fresh is None else np.flatnonzero(fresh)):
-            yield waiting.take(chosen).values()
-
-    @staticmethod
-    def _ids_of(part: IndexPart, rows: Ints) -> Ids:
-        texts = None if part.texts is None else part.texts.read(rows)
-        return Ids(part.arrays.ids_of(rows).astype(np.int64), texts)
+        """Yield ids; see :func:`stream_ids`."""
+        return stream_ids(self.parts, self.fresh, selected, fresh)
 
     def blocks(self, reader: Reader) -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
         """Yield ids and vectors of all parts in the order on SSD, a few MiB at a time, then of those that wait."""
@@ -193,7 +171,7 @@ class IndexSnapshot:
                 rows = np.arange(start, min(start + step, len(part)))
                 rows = rows[part.is_alive(rows)]
                 if len(rows):
-                    yield self._ids_of(part, rows).values(), vectors_of(part.read(reader, rows), self.dtype)
+                    yield ids_of(part, rows).values(), vectors_of(part.read(reader, rows), self.dtype)
         if len(self.fresh):
             yield Ids(self.fresh.ids, self.fresh.texts).values(), self.fresh.vectors
 
