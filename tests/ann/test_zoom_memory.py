@@ -10,8 +10,8 @@ import pytest
 
 from memhier.ann import ZoomIndex
 from memhier.ann.zoom.construction import build
-from memhier.ann.zoom.storage import layout
-from memhier.ann.zoom.storage.fullview import workspace_bytes
+from memhier.ann.zoom.storage import fullview, layout
+from memhier.ann.zoom.storage.fullview import RowWriter, SortedRows, workspace_bytes
 from memhier.ann.zoom.storage.layout import IndexSizes, attribute_bytes, plan_layout, scan_bytes
 from memhier.errors import BudgetError
 
@@ -231,3 +231,21 @@ def test_an_index_grows_to_what_was_said_however_it_comes(tmp_path, filtered, st
         index.commit(compact=False)
         assert index.search(vectors[-5:], 1, recall=1.0).ids[:, 0].tolist() == list(range(10_995, 11_000))
         assert index.stats()["planned_bytes"] <= dram
+
+
+class Sink:
+    """Takes the bytes of a segment, and keeps their number."""
+
+    length = 0
+
+    def append(self, data):
+        self.length += memoryview(data).nbytes
+
+
+def test_rows_are_sorted_with_one_bucket_in_memory(tmp_path, monkeypatch):
+    bucket, count = 4 << 20, 40_000
+    monkeypatch.setattr(fullview, "_BUCKET_BYTES", bucket)
+    rows, sink = SortedRows(count, 512, tmp_path), Sink()
+    rows.add(np.random.default_rng(0).permutation(count), np.zeros((count, 512), np.uint8))
+    assert traced(lambda: [*rows.write(RowWriter(sink, 512))]) < 2 * bucket + (3 << 20)
+    assert sink.length == count * 512

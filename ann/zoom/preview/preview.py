@@ -20,6 +20,7 @@ from memhier.ann.zoom.preview.blocks import interleave
 from memhier.ann.zoom.preview.clusters import Assigner, train_centroids
 from memhier.ann.zoom.preview.code_scan import code_scan
 from memhier.ann.zoom.preview.codes import CodeBook, train_codes
+from memhier.ann.zoom.preview.list_order import list_order
 from memhier.ann.zoom.preview.product import ProductBook, train_product
 from memhier.ann.zoom.preview.routing.router import Router
 from memhier.ann.zoom.preview.scan import ProductLists, pq_scan
@@ -334,6 +335,7 @@ def train_preview(
         Whether vectors are sought by their inner product; the last two coordinates of the sample are then zero.
     """
     centroids = train_centroids(sample, lists, seed)
+    centroids = centroids[list_order(centroids)]
     rows = np.random.default_rng([seed, 3]).permutation(len(sample))[:BOOK_ROWS_MOST]
     member = Assigner(centroids, seed).assign(sample[rows])
     residuals = sample[rows] - centroids[member]

@@ -25,7 +25,7 @@ __all__ = [
     "workspace_bytes",
 ]
 
-_BUCKET_BYTES = 64 << 20
+_BUCKET_BYTES = 16 << 20  # twice as much is held while a bucket is written
 _BLOCK_BYTES = 1 << 20
 
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -158,11 +158,17 @@ class SortedRows:
     def write(self, writer: RowWriter) -> Iterator[int]:
         """Write all rows in order, yield the number of rows after each bucket, and finish the writer."""
         for path in self._paths:
-            staged = np.fromfile(path, self._staged)
-            path.unlink()
-            ordered = np.empty((len(staged), self._staged["row"].itemsize), np.uint8)
-            positions = staged["position"] if self._moved is None else self._moved[staged["position"]]
-            ordered[positions - positions.min()] = staged["row"]
+            ordered = self._ordered(path)
             writer.append(ordered)
             yield len(ordered)
+            del ordered  # before the next bucket is read
         writer.finish()
+
+    def _ordered(self, path: Path) -> Bytes:
+        """Return the rows of a bucket in order, and drop its file."""
+        staged = np.fromfile(path, self._staged)
+        path.unlink()
+        ordered = np.empty((len(staged), self.row_bytes), np.uint8)
+        positions = staged["position"] if self._moved is None else self._moved[staged["position"]]
+        ordered[positions - positions.min()] = staged["row"]
+        return ordered

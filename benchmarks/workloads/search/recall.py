@@ -56,7 +56,7 @@ MEASURES = {
     "p50": Measure("p50_ms", "p50", "ms", clock=True),
     "p99": Measure("p99_ms", "p99", "ms", clock=True),
 }
-_COUNTED = {"scanned": "scanned", "ranked": "ranked", "requests": "page_requests", "pages": "pages"}
+_COUNTED = {"scanned": "scanned", "ranked": "ranked", "requests": "page_requests", "pages": "pages", "reads": "reads"}
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
 Shares: TypeAlias = npt.NDArray[np.float64]
