@@ -33,6 +33,10 @@ _COLD, _HELD = "memhier, cold", "memhier, all in DRAM"
 _ALL, _BUFFERS = 1.7, 4 << 20  # DRAM for everything: of the raw bytes, and beside them
 _HNSWLIB, _REFINE = "hnswlib", "faiss fast-scan, codes of {}"
 _CODE_BYTES = (16, 32)
+_SCANS: tuple[Effort, ...] = tuple(
+    {"nprobe": nprobe, "k_factor": factor} for factor in (4, 16, 64) for nprobe in (8, 16, 32, 64, 128, 256, 512)
+)
+_WALKS: tuple[Effort, ...] = tuple({"ef": ef} for ef in (20, 40, 80, 160, 320, 640, 1280))
 _COLUMNS = ("data", "target", "way", "effort", "recall", "cpu_ms", "reads", "dram_share")
 MEASURES = (
     Measure("recall", "recall@10", "share", "neither"),
@@ -70,11 +74,12 @@ def open_ways(case: SearchCase, share: float, scratch: Path) -> dict[str, Way]:
         _HELD: _memhier(case, scratch / _HELD, int(_ALL * raw) + _BUFFERS, held=True),
     }
     for size in _CODE_BYTES:
-        ways[_REFINE.format(size)] = _in_dram(faiss_refine.Peer(), case, scratch / f"faiss-{size}", code_bytes=size)
+        folder = scratch / f"faiss-{size}"
+        ways[_REFINE.format(size)] = _in_dram(faiss_refine.Peer(), case, folder, _SCANS, code_bytes=size)
     if find_spec("hnswlib") is None:
         skip("hnswlib is not installed")
     else:
-        ways[_HNSWLIB] = _in_dram(hnswlib.Peer(), case, scratch / "hnswlib")
+        ways[_HNSWLIB] = _in_dram(hnswlib.Peer(), case, scratch / "hnswlib", _WALKS)
     return ways
 
 
@@ -90,7 +95,9 @@ def _memhier(case: SearchCase, path: Path, dram: int, *, held: bool) -> Way:
     return Way(memhier.Peer.efforts, ask, lambda: int(index.stats()["pages"]), index.memory_bytes)
 
 
-def _in_dram(peer: faiss_refine.Peer | hnswlib.Peer, case: SearchCase, folder: Path, **parameters: int) -> Way:
+def _in_dram(
+    peer: faiss_refine.Peer | hnswlib.Peer, case: SearchCase, folder: Path, efforts: Sequence[Effort], **parameters: int
+) -> Way:
     """Return a peer that holds its whole file in DRAM; a file that it maps is in the page cache once it was asked."""
     folder.mkdir()
     peer.load()
@@ -98,7 +105,7 @@ def _in_dram(peer: faiss_refine.Peer | hnswlib.Peer, case: SearchCase, folder: P
     peer.build(case.base, folder, 0, parameters)
     peer.open(folder, 0, parameters)
     held = sum(file.stat().st_size for file in folder.iterdir())
-    return Way(peer.efforts, lambda queries, effort: peer.search(queries, K, effort), lambda: 0, held)
+    return Way(efforts, lambda queries, effort: peer.search(queries, K, effort), lambda: 0, held)
 
 
 def measure(way: Way, effort: Effort, asks: Iterator[Ask]) -> Row:
