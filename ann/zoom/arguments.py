@@ -149,17 +149,20 @@ def check_queries(queries: object, dimension: int) -> tuple[Floats, bool]:
         array = queries  # as most are
     else:
         array = as_array(queries, "queries")
-    array = array.astype(np.float32) if array.dtype.name == "bfloat16" else array
+    if array.dtype.kind not in "fiu":
+        array = array.astype(np.float32) if array.dtype.name == "bfloat16" else array
     if array.dtype.kind not in "fiu":
         raise TypeError(f"queries has dtype {array.dtype}: expected real numbers")
     if array.ndim not in (1, 2) or array.shape[-1] != dimension:
         raise ValueError(
             f"queries has shape {array.shape}: expected [q, {dimension}] or [{dimension}], the dimension of the index"
         )
-    with np.errstate(over="ignore"):  # reported below, as infinity
-        matrix = np.ascontiguousarray(np.atleast_2d(array), dtype=np.float32)
-    finite = np.isfinite(matrix).all(axis=1)
-    if not finite.all():
+    if array.dtype != np.float32:
+        with np.errstate(over="ignore"):  # reported below, as infinity
+            array = array.astype(np.float32)
+    matrix = np.ascontiguousarray(array if array.ndim == 2 else array[None])
+    if not np.isfinite(matrix).all():
+        finite = np.isfinite(matrix).all(axis=1)
         raise ValueError(f"queries row {int(np.argmin(finite))} holds NaN or infinity: every value must be finite")
     return matrix, array.ndim == 1
 

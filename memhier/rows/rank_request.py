@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from memhier import backend
 from memhier.io.page_file import PAGE_BYTES
 from memhier.io.read_arguments import Tallies
 from memhier.io.reader import Reader
@@ -99,7 +101,7 @@ class HotPages:
         return self.keys.nbytes + self.pages.nbytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PageRows:
     """The rows of a file that lie whole in its pages, one after the other.
 
@@ -116,6 +118,13 @@ class PageRows:
     file: int
     ids: npt.NDArray[Any] | range
     allowed: npt.NDArray[np.uint64] | None = None
+
+    @cached_property
+    def compiled(self) -> Any:
+        """The rows as the native core takes them, made once for all rankings."""
+        assert backend.core is not None
+        ids, first = (None, self.ids.start) if isinstance(self.ids, range) else (self.ids, 0)
+        return backend.core.PageRows(file=self.file, ids=ids, first=first, rows=len(self.ids), allowed=self.allowed)
 
 
 @dataclass(frozen=True, slots=True)

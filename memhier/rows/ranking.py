@@ -6,7 +6,6 @@ left that could improve on it. Where rows lie whole in their pages, all that is 
 """
 
 from functools import partial
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -94,12 +93,11 @@ def rank_rows(
         np.zeros(count, RANK_TALLY),
     )  # fmt: skip
     sums = tally if tally is not None else np.zeros(1, READ_TALLY)
-    page_rows, core = request.page_rows or (), backend.core
-    known = [_known(core, each) for each in page_rows] if core is not None else []
-    compiled = reader.compiled
+    core, compiled = backend.core, reader.compiled
     if core is None or compiled is None:
         rank_in_python(reader, request, workspace, pages, found, sums, rounds)
         return found
+    known = [each.compiled for each in request.page_rows or ()]
     ranking = partial(
         compiled.rank,
         request=core.RankRequest(
@@ -117,13 +115,6 @@ def rank_rows(
     )  # fmt: skip
     reader.run(ranking)
     return found
-
-
-def _known(core: Any, rows: PageRows) -> Any:
-    """Return the rows of a file as the core takes them."""
-    if isinstance(rows.ids, range):
-        return core.PageRows(file=rows.file, ids=None, first=rows.ids.start, rows=len(rows.ids), allowed=rows.allowed)
-    return core.PageRows(file=rows.file, ids=rows.ids, first=0, rows=len(rows.ids), allowed=rows.allowed)
 
 
 def _check_whole(offsets: Ints, row_bytes: int) -> None:

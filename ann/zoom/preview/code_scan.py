@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from memhier import backend
 from memhier.ann.zoom.preview.plain_scan import PlainScan
 from memhier.ann.zoom.preview.scan_arguments import Candidates, CodedPart, CodeLists, ScanLimits, ScanQueries
@@ -22,26 +20,20 @@ def code_scan(queries: ScanQueries, lists: CodeLists, parts: Sequence[CodedPart]
             scan.scan(probes, parts)
             scan.finish(found)
         return found
-    coded = [
-        core.CodedPart(starts=part.starts, codes=part.codes, numbers=part.numbers, allowed=part.allowed)
-        for part in parts
-    ]
+    coded = [part.compiled for part in parts]
     core.code_scan(**core_arguments(queries, lists, limits), parts=coded, result=core_result(found))
     return found
 
 
 def core_arguments(queries: ScanQueries, lists: CodeLists, limits: ScanLimits) -> dict[str, Any]:
     """Return the arguments of a scan as the native core takes them."""
-    book, core = lists.book, backend.core
+    core = backend.core
     assert core is not None
     return {
         "queries": core.ScanQueries(
             queries=queries.queries, probes=queries.probes, most=queries.most, inner=queries.inner
         ),
-        "lists": core.CodeLists(centroids=lists.centroids.view(np.uint16), radii=lists.radii),
-        "book": core.CodeBook(
-            dimensions=np.array(book.dimensions), alpha=book.alpha, unit=book.unit, ratios=book.ratios
-        ),
+        **lists.compiled,
         "limits": core.ScanLimits(
             k=limits.k, eps=limits.eps, least=limits.least, gap=limits.gap, clear=limits.clear
         ),

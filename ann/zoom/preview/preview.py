@@ -11,6 +11,7 @@ all (Bachrach et al., Speeding Up the Xbox Recommender System, RecSys 2014); in 
 """
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal, Self, TypeAlias
 
 import numpy as np
@@ -95,7 +96,7 @@ class Effort:
     loss: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Preview:
     """Lists and code book; the codes themselves come in parts.
 
@@ -126,6 +127,11 @@ class Preview:
     def __post_init__(self) -> None:
         object.__setattr__(self, "lists", len(self.router.centroids))
         object.__setattr__(self, "coding", "rabitq" if isinstance(self.book, CodeBook) else "pq")
+
+    @cached_property
+    def _code_lists(self) -> CodeLists:
+        assert isinstance(self.book, CodeBook)
+        return CodeLists(self.router.centroids, self.radii, self.book)
 
     @property
     def memory_bytes(self) -> int:
@@ -283,10 +289,7 @@ class Preview:
         if self.inner:
             inner = np.stack([self.book.wrongness(turned), self.book.spread(turned)], axis=1)
         most = np.full(len(turned), np.inf, np.float32) if most is None else most
-        queries, lists = (
-            ScanQueries(turned, probes, most, inner),
-            CodeLists(self.router.centroids, self.radii, self.book),
-        )
+        queries, lists = ScanQueries(turned, probes, most, inner), self._code_lists
         limits = ScanLimits(k, eps, limit, least, gap, clear)
         stored = [part for part in parts if isinstance(part, StoredPart)]
         if stored:

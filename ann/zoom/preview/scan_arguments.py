@@ -1,11 +1,13 @@
 """The arguments of a scan of codes, and its candidates."""
 
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from memhier import backend
 from memhier.ann.zoom.filters.bitmaps import unpack
 from memhier.ann.zoom.preview.codes import CodeBook
 from memhier.io.read_arguments import Tallies
@@ -34,7 +36,7 @@ Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CodedPart:
     """The codes of rows that were written together, in list order.
 
@@ -59,6 +61,12 @@ class CodedPart:
     def rows(self) -> int:
         """The number of rows."""
         return len(self.codes)
+
+    @cached_property
+    def compiled(self) -> Any:
+        """The part as the native core takes it, made once for all searches of a snapshot."""
+        assert backend.core is not None
+        return backend.core.CodedPart(starts=self.starts, codes=self.codes, numbers=self.numbers, allowed=self.allowed)
 
     def rows_of(self, number: int) -> tuple[Ints, Ints, Ints]:
         """Return the rows of a list that may be found: here, among those written, and their ids, which are unknown."""
@@ -211,7 +219,7 @@ class ScanQueries:
     inner: Floats | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CodeLists:
     """The lists of all parts, and the book that their codes were made with.
 
@@ -226,6 +234,18 @@ class CodeLists:
     centroids: npt.NDArray[np.float16]
     radii: Floats
     book: CodeBook
+
+    @cached_property
+    def compiled(self) -> dict[str, Any]:
+        """Lists and book as the native core takes them, made once for all scans."""
+        core, book = backend.core, self.book
+        assert core is not None
+        return {
+            "lists": core.CodeLists(centroids=self.centroids.view(np.uint16), radii=self.radii),
+            "book": core.CodeBook(
+                dimensions=np.array(book.dimensions), alpha=book.alpha, unit=book.unit, ratios=book.ratios
+            ),
+        }
 
 
 @dataclass(frozen=True, slots=True)

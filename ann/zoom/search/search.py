@@ -188,13 +188,15 @@ class Search:
         """
         snapshot, count = self.snapshot, len(queries)
         found = Found(
-            np.full((count, k), -1, np.int64),
-            np.full((count, k), np.inf, np.float32),
+            np.empty((count, k), np.int64),
+            np.empty((count, k), np.float32),
             np.zeros(count, SCAN_TALLY),
             np.zeros(count, np.int64),
             np.zeros(count, RANK_TALLY),
             np.zeros(count, np.bool_),
         )
+        if not self.selection.rows.total:
+            found.ids[:], found.distances[:] = -1, np.inf
         most = candidate_limit(k, effort, snapshot.scan_bytes)
         few = min(most, max(4 * k, 2 * effort.usual, _LIMIT_FEW)) if effort.loss else most
         held = snapshot.preview.lists if self.selection.rows.lists is None else len(self.selection.rows.lists)
@@ -254,9 +256,11 @@ class Search:
         """
         snapshot = self.snapshot
         files, offsets, names = gather(snapshot.parts, positions)
+        first = np.zeros(len(counts) + 1, np.int64)
+        counts.cumsum(out=first[1:])
         request = RankRequest(
-            queries=queries, metric=snapshot.space.metric, dtype=snapshot.dtype.name, row_bytes=snapshot.row_bytes,
-            first=np.concatenate([[0], np.cumsum(counts)]), files=files, offsets=offsets, ids=names, **bounds,
+            queries=queries, metric=snapshot.space.metric, dtype=snapshot.dtype_name, row_bytes=snapshot.row_bytes,
+            first=first, files=files, offsets=offsets, ids=names, **bounds,
         )  # fmt: skip
         ranking = rank_rows(self.reader, request, self.workspace, hot=snapshot.hot, tally=self.tally, rounds=rounds)
         return self._named(ranking, positions, ids) if snapshot.preview.on_ssd else ranking
@@ -302,11 +306,13 @@ class Search:
         lists = snapshot.preview.lists if among is None else len(among)
         turned = snapshot.preview.turn(snapshot.space.queries(queries, first))
         candidates = self._scanned(turned, coded, k, effort, limit, among)
-        is_open = candidates.counts < k
-        if effort.gap < np.inf:
-            is_open |= candidates.tally["open"] > 0
-        short, wider = np.flatnonzero(is_open), effort
-        while len(short) and wider.nprobe < lists:
+        wider = effort
+        if wider.nprobe < lists:
+            is_open = candidates.counts < k
+            if effort.gap < np.inf:
+                is_open |= candidates.tally["open"] > 0
+            short = np.flatnonzero(is_open)
+        while wider.nprobe < lists and len(short):
             wider = replace(wider, nprobe=min(4 * wider.nprobe, lists))
             step = max(1, snapshot.scan_bytes // (wider.nprobe * _PROBE_BYTES))
             left = []
@@ -319,11 +325,12 @@ class Search:
             short = np.concatenate(left)
         if self.trace is not None:
             self.trace.routed(wider.nprobe)
-        if effort.candidates is None and effort.most is not None:
+        counts = candidates.counts
+        if effort.candidates is None and effort.most is not None and counts.max(initial=0) > max(k, effort.most):
             # The number of candidates is unknown where some were dropped for lack of room.
-            times = np.where(candidates.tally["cut_short"] > 0, USUAL_MOST, candidates.counts / effort.usual)
-            most = np.maximum(k, (effort.most * np.clip(times, 1, USUAL_MOST)).astype(np.int64))
-            np.minimum(candidates.counts, most, out=candidates.counts)
+            times = np.where(candidates.tally["cut_short"] > 0, USUAL_MOST, counts / effort.usual)
+            most = np.maximum(k, (effort.most * np.minimum(np.maximum(times, 1), USUAL_MOST)).astype(np.int64))
+            np.minimum(counts, most, out=counts)
         if effort.loss > 0:
             candidates = replace(candidates, counts=candidates.likely(k, effort.eps, effort.loss))
         return candidates
@@ -341,15 +348,18 @@ class Search:
     ) -> Ranking:  # fmt: skip
         """Read the vectors of candidates and return the nearest."""
         space, bounded = self.snapshot.space, effort.candidates is None
-        inside = np.arange(candidates.positions.shape[1]) < candidates.counts[:, None]
-        lower, thresholds = space.distances(candidates.lower, queries), space.distances(candidates.thresholds, queries)
+        counts = candidates.counts
+        widest = int(counts.max(initial=0))
+        inside: Any = (0, slice(widest)) if len(counts) == 1 else np.arange(widest) < counts[:, None]
+        lower, thresholds = candidates.lower[:, :widest], candidates.thresholds
+        lower, thresholds = space.distances(lower, queries), space.distances(thresholds, queries)
         if radius is not None:
             thresholds = np.minimum(thresholds, radius)
-        positions = candidates.positions[inside]
+        positions = candidates.positions[:, :widest][inside]
         rounds = None if self.trace is None else np.zeros(len(positions), np.int32)
         ranking = self.rank(
-            queries, positions, candidates.counts, lower=lower[inside], thresholds=thresholds, k=k, rounds=rounds,
-            ids=None if candidates.ids is None else candidates.ids[inside],
+            queries, positions, counts, lower=lower[inside], thresholds=thresholds, k=k, rounds=rounds,
+            ids=None if candidates.ids is None else candidates.ids[:, :widest][inside],
             first_round=effort.candidates or (k + k // 2 if effort.loss else k),
             max_reads=limits.max_reads, deadline=limits.deadline,
             page_rows=self.selection.rows.page_rows if self.snapshot.page_rows and bounded else None,

@@ -276,6 +276,8 @@ def _stats(found: Found, tally: Tallies) -> dict[str, Any]:
 def _sums(tallies: Tallies) -> dict[str, int]:
     """Return the sum of each field over all records."""
     names = tallies.dtype.names or ()
+    if len(tallies) == 1:  # as most calls have
+        return dict(zip(names, tallies[0].item(), strict=True))
     sums = tallies.view(np.int64).reshape(-1, len(names)).sum(axis=0)
     return dict(zip(names, sums.tolist(), strict=True))
 

@@ -83,6 +83,11 @@ class IndexSnapshot:
         return self.findable.total + len(self.fresh.ids)
 
     @cached_property
+    def dtype_name(self) -> str:
+        """The name of the dtype of the vectors."""
+        return self.dtype.name
+
+    @cached_property
     def row_bytes(self) -> int:
         """Bytes of a vector on SSD."""
         return self.dtype.itemsize * self.space.dimension

@@ -29,7 +29,7 @@ _AXES = 64
 _ROUNDS = 3
 _OVERSAMPLED = 16
 _PAIRS = 1 << 18  # whose rows are summed at a time
-_SIDE = 12  # of a patch, in pixels
+_SIDES = {"patches": 12, "small patches": 8}  # of a patch, in pixels
 _LABELS = 10
 
 Matrix: TypeAlias = npt.NDArray[Any]
@@ -215,8 +215,8 @@ def make_set(name: str, count: int, queries: int, seed: int) -> tuple[Matrix, Ma
         data = load_search_set(name)
         base = data.base[np.sort(random.permutation(len(data.base))[:count])]
         return base, data.queries[random.permutation(len(data.queries))[:queries]], "l2"
-    if name == "patches":
-        return *_patches(random, count, queries), "l2"
+    if name in _SIDES:
+        return *_patches(random, count, queries, _SIDES[name]), "l2"
     if name in _USERS:
         log, metric = name.split(", ")
         factors = log_factors(log)
@@ -231,11 +231,11 @@ def make_set(name: str, count: int, queries: int, seed: int) -> tuple[Matrix, Ma
     return points[chosen[queries:]], points[chosen[:queries]], metric
 
 
-def _patches(random: Random, count: int, queries: int) -> tuple[Matrix, Matrix]:
+def _patches(random: Random, count: int, queries: int, side: int) -> tuple[Matrix, Matrix]:
     """Return whitened grey patches, and queries from other photographs."""
     images = load_images("cifar10")
     some, asked = (
-        _cut(random, photographs.mean(axis=3), wanted)
+        _cut(random, photographs.mean(axis=3), wanted, side)
         for photographs, wanted in ((images.train, count), (images.test, queries))
     )
     variances, axes = np.linalg.eigh(np.cov(some.T))
@@ -243,11 +243,11 @@ def _patches(random: Random, count: int, queries: int) -> tuple[Matrix, Matrix]:
     return (some @ white).astype(np.float32), (asked @ white).astype(np.float32)
 
 
-def _cut(random: Random, photographs: Points, count: int) -> Points:
+def _cut(random: Random, photographs: Points, count: int, side: int) -> Points:
     """Return `count` squares of photographs ``[n, side, side]``, each less its mean."""
     which = random.integers(0, len(photographs), count)
-    across, down = random.integers(0, photographs.shape[1] - _SIDE + 1, (2, count, 1, 1))
-    steps = np.arange(_SIDE)
+    across, down = random.integers(0, photographs.shape[1] - side + 1, (2, count, 1, 1))
+    steps = np.arange(side)
     cut: Points = photographs[which[:, None, None], across + steps[:, None], down + steps].reshape(count, -1)
     cut -= cut.mean(axis=1, keepdims=True)
     return cut
@@ -329,7 +329,7 @@ def _whole_case(name: str, count: int, queries: int, seed: int) -> SearchCase:
 
 
 FAMILIES: dict[str, tuple[tuple[str, ...], Callable[[str, int, int, int], SearchCase]]] = {
-    "plain": (("mixed", *_SHAPES, *_REAL, "patches", *_USERS), _plain_case),
+    "plain": (("mixed", *_SHAPES, *_REAL, *_SIDES, *_USERS), _plain_case),
     "labelled": (("sift-imagenet200k", *_IMAGES, *_LABELLED), make_labelled),
     "factors": ((*_MADE_FACTORS, *LOGS), _factors_case),
     "whole": (_REAL, _whole_case),
