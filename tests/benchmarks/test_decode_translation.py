@@ -171,7 +171,7 @@ def test_layers_return_log_probabilities(layer: Any, tmp_path: Path) -> None:
         assert torch.equal(names, words), head.name
         assert (found - values).abs().max() < error, head.name
     assert (half.choose(states)[0] - values).abs().max() < 0.2
-    for head in (alone, heads.graph_of_faiss(layer, 6, 400)):
+    for head in (alone, *heads.graphs_of_faiss(layer, 6, (400,))):
         found, names = head.choose(states)
         assert torch.equal(names, words), head.name
         assert torch.allclose(found, values.log_softmax(1), atol=1e-5), head.name

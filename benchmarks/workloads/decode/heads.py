@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from memhier.ann.decoder import FGD, TopKSoftmax
 from memhier.benchmarks.workloads.decode.translator.beams import Choose
 
-__all__ = ["Head", "adaptive_softmax", "full_layers", "graph_of_faiss", "svd_softmax", "top_k_softmax"]
+__all__ = ["Head", "adaptive_softmax", "full_layers", "graphs_of_faiss", "svd_softmax", "top_k_softmax"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,17 +75,19 @@ def top_k_softmax(layer: nn.Linear, k: int, contexts: Tensor) -> tuple[TopKSoftm
     return decoder, [Head(f"TopKSoftmax, {name}", way, held, seconds) for name, way in ways.items()]
 
 
-def graph_of_faiss(layer: nn.Linear, k: int, ef_search: int) -> Head:
-    """Return FGD as published: faiss's HNSW over the transformed rows, and a softmax over the K words found."""
+def graphs_of_faiss(layer: nn.Linear, k: int, efforts: tuple[int, ...]) -> Iterator[Head]:
+    """Yield FGD as published: faiss's HNSW over the transformed rows, and a softmax over the K words found."""
     started = time.process_time()
     graph = FGD(layer.weight.detach().numpy(), layer.bias.detach().numpy())
     seconds = time.process_time() - started
 
-    def choose(states: Tensor) -> tuple[Tensor, Tensor]:
-        found = graph.topk(states.numpy(), k, ef_search=ef_search)
+    def choose(states: Tensor, effort: int) -> tuple[Tensor, Tensor]:
+        found = graph.topk(states.numpy(), k, ef_search=effort)
         return torch.from_numpy(found.values).log_softmax(1), torch.from_numpy(found.indices)
 
-    return Head(f"FGD on faiss HNSW, efSearch {ef_search}", choose, graph.memory_bytes, seconds)
+    for effort in efforts:
+        way = partial(choose, effort=effort)
+        yield Head(f"FGD on faiss HNSW, efSearch {effort}", way, graph.memory_bytes, seconds)
 
 
 def svd_softmax(layer: nn.Linear, k: int, rank: int, exact: int) -> Head:
@@ -165,7 +168,7 @@ def _learn(model: nn.AdaptiveLogSoftmaxWithLoss, layer: nn.Linear, states: Tenso
     model.head.bias.data[: cutoffs[0]] = layer.bias.detach()[: cutoffs[0]]
     for tail, first, last in zip(model.tail, cutoffs, cutoffs[1:], strict=False):
         down, up = tail.children()
-        directions = _leading(weight[first:last], down.out_features)
+        directions = _leading(weight[first:last], len(next(down.parameters())))
         down.weight.data, up.weight.data = directions.T.contiguous(), weight[first:last] @ directions
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     random = torch.Generator().manual_seed(0)

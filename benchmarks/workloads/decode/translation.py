@@ -26,7 +26,7 @@ from memhier.benchmarks.workloads.decode.heads import (
     Head,
     adaptive_softmax,
     full_layers,
-    graph_of_faiss,
+    graphs_of_faiss,
     svd_softmax,
     top_k_softmax,
 )
@@ -95,8 +95,7 @@ def heads_of(trained: Trained, corpus: Corpus, work: Path, name: str, peers: boo
     if peers:
         yield adaptive_softmax(layer, K, states, words, work / f"adaptive-{name}.pt")
         yield svd_softmax(layer, K, max(1, layer.in_features // 4), max(K, layer.out_features // 32))
-        for effort in (50, 200):
-            yield graph_of_faiss(layer, K, effort)
+        yield from graphs_of_faiss(layer, K, (50, 200))
 
 
 def scores(trained: Trained, corpus: Corpus, heads: list[Head], beams: list[int]) -> list[Row]:
@@ -171,7 +170,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option("--held-out", type=click.IntRange(1), default=1000, show_default=True, help="Sentences to translate.")
 @click.option("--beams", default="1,5,10", show_default=True, callback=_numbers)
 @click.option("--timed", type=click.IntRange(1), default=30, show_default=True, help="Sentences to time.")
-@click.option("--width", type=click.IntRange(8), default=Recipe().width, show_default=True)
+@click.option("--width", type=click.IntRange(16), default=Recipe().width, show_default=True)
 @click.option("--epochs", type=click.IntRange(1), default=Recipe().epochs, show_default=True)
 @click.option("--work", type=click.Path(file_okay=False, path_type=Path), help="A folder that keeps trained weights.")
 @click.option("--peers/--no-peers", default=True, show_default=True)
