@@ -148,6 +148,21 @@ def test_draws_have_the_models_distribution(pair, options):
     check_draws(pair, options, 400)
 
 
+@pytest.mark.parametrize("options", [{"top_k": 0}, {"top_k": 0, "min_p": 0.1, "repetition_penalty": 0.6}], ids=str)
+@pytest.mark.parametrize("build", [llama, gemma2])
+def test_models_in_half_precision_are_drawn_from_as_they_round(build, options):
+    torch.manual_seed(0)
+    model = build().eval()
+    with torch.no_grad():
+        model.get_output_embeddings().weight.normal_()
+    model = model.to(torch.bfloat16)
+    fast = accelerate(copy.deepcopy(model), k=12, input_ids=text(40, 20, 7), method="preview")
+    check_draws((model, fast), options, 1500)
+    prompt = text(3, 6)
+    penalty = {"repetition_penalty": 0.7}
+    assert torch.equal(written(fast, prompt, **penalty), written(model, prompt, **penalty))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("options", DRAWN, ids=str)
 def test_twenty_thousand_draws_have_the_models_distribution(pair, options):

@@ -227,8 +227,8 @@ def accelerate(
     ``generate`` works as before: greedy decoding and sampling among at most `k` words find the largest logits, beams
     find these and log Z. Other samplers draw from the model's own distribution (see :meth:`TopKSoftmax.sample`; for one
     seed the words are others than the model's own draws). Penalties, biases, forced, suppressed and allowed words, and
-    the user's `prefix_allowed_tokens_fn`, which is asked once a step, are applied to the exact logits of the words that
-    they change. Scales and caps of logits (Cohere, Granite, Gemma 2) count in all of this.
+    the user's `prefix_allowed_tokens_fn`, which is asked again in a step in doubt, are applied to the exact logits of
+    the words that they change. Scales and caps of logits (Cohere, Granite, Gemma 2) count in all of this.
 
     Options that may look at other logits take the full layer: processors of one's own, watermarks, guidance,
     `top_h`, scores as output, and beams that draw, or with biases, raising penalties or allowed words. So do

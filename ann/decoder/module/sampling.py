@@ -104,8 +104,12 @@ class _Asked:
     scores: Doubles
 
     def above(self, words: Ints, scores: Doubles) -> Bits:
-        """Say which words are above those asked; never the word itself, whose score may be rounded in another way."""
-        found: Bits = (scores > self.scores[:, None]) & (words != self.words[:, None])
+        """Say which words are above those asked; of equal scores the greater word, as in transformers.
+
+        Never the word itself, whose score may be rounded in another way.
+        """
+        level, word = self.scores[:, None], self.words[:, None]
+        found: Bits = ((scores > level) & (words != word)) | ((scores == level) & (words > word))
         return found
 
     def of(self, places: Ints) -> "_Asked":
@@ -175,7 +179,7 @@ class Sampler:
         words = np.concatenate([found.rows, known.words], 1)
         scores = np.concatenate([self._scores(found.logits), known.logits / self._rule.temperature], 1)
         scores[words < 0] = -np.inf
-        order = np.argsort(-scores, axis=1)
+        order = np.lexsort((-words, -scores), axis=1)
         words, scores = np.take_along_axis(words, order, 1), np.take_along_axis(scores, order, 1)
         with np.errstate(invalid="ignore"):
             slack = np.nan_to_num(layer.rounding * np.abs(inverse * found.cut), nan=0.0, posinf=0.0)
@@ -203,8 +207,9 @@ class Sampler:
                 least = found.scores[:, 0] + np.log(rule.min_p or 1.0)
             whole = (least > found.cut) | np.isneginf(found.cut)
             uniform = self._uniforms(len(rows))
-            shares = shares_of(found.scores[whole] * rule.temperature, rule)
-            drawn[rows[whole]] = drawn_of(found.words[whole], shares, uniform[whole])
+            rising = found.scores[whole, ::-1]
+            shares = shares_of(rising * rule.temperature, rule)
+            drawn[rows[whole]] = drawn_of(found.words[whole, ::-1], shares, uniform[whole])
             rows = rows[~whole]
         return rows
 
@@ -272,7 +277,7 @@ class Sampler:
         shares = np.exp(_minus(scores, found.head[rows, None]))
         above = np.where(asked.above(found.words[rows], scores), shares, 0).sum(1)
         tail = np.exp(found.tail[rows] - found.head[rows])
-        beyond = asked.scores < found.cut[rows]  # words of the tail may be above it
+        beyond = asked.scores <= found.cut[rows]  # words of the tail may be above it
         most = above + np.where(beyond, tail * (1 - top_p), 0)
         verdict = np.where(most < top_p, 1, np.where(above >= top_p * (1 + tail), -1, 0))
         open_ = np.flatnonzero(verdict == 0)

@@ -26,7 +26,8 @@ class Truncation:
     top_k
         Keeps so many of the likeliest words.
     top_p
-        Keeps the likeliest words that together have this probability, the word that completes it among them.
+        Keeps the likeliest words that together have this probability, the word that completes it among them; of equal
+        words at the end, the last in number.
     min_p
         Keeps words of at least this share of the likeliest word's probability.
     typical_p
@@ -72,7 +73,8 @@ def shares_of(logits: npt.NDArray[np.floating], rule: Truncation) -> Doubles:
     Parameters
     ----------
     logits
-        ``[n, c]``: of all words, or of words that are all those which the first truncation keeps.
+        ``[n, c]``: of all words, or of words that are all those which the first truncation keeps. Of equal ones the
+        last is the first to stay.
     """
     scores = logits.astype(np.float64) / rule.temperature
     for name in rule.steps:
@@ -120,13 +122,14 @@ def _beyond_top_p(scores: Doubles, top_p: float) -> npt.NDArray[np.bool_]:
     shares, words = _softmax(scores), scores.shape[1]
     beyond = np.ones(scores.shape, bool)
     for count in (*(count for count in _SORTED if 4 * count <= words), words):
-        order = np.argpartition(shares, words - count, axis=1)[:, words - count :] if count < words else None
-        some = shares if order is None else np.take_along_axis(shares, order, 1)
-        if order is not None and (some.sum(1) < top_p).any():
+        some = np.sort(np.argpartition(shares, words - count, axis=1)[:, words - count :]) if count < words else None
+        kept = shares if some is None else np.take_along_axis(shares, some, 1)
+        # Of equal words at the end of those sorted, others may come first.
+        if some is not None and (kept.sum(1) - count * kept.min(1) < top_p).any():
             continue
-        falling = np.argsort(-some, axis=1)
-        ordered = np.take_along_axis(some, falling, 1)
-        order = falling if order is None else np.take_along_axis(order, falling, 1)
+        falling = np.argsort(kept, axis=1, kind="stable")[:, ::-1]
+        ordered = np.take_along_axis(kept, falling, 1)
+        order = falling if some is None else np.take_along_axis(some, falling, 1)
         np.put_along_axis(beyond, order, np.cumsum(ordered, 1) - ordered >= top_p, 1)
         break
     return beyond
