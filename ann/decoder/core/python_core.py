@@ -109,6 +109,40 @@ class PythonCore:
                 sums[number] = [*(float(np.exp(each - reference).sum()) for each in three), reference]
         return -1
 
+    def envelope(
+        self, *, hidden: Floats, shape: tuple[float, float], out: Ints | None, rows: Ints, logits: Floats,
+        ends: Doubles, uniforms: Doubles, drawn: Ints, numbers: Floats,
+    ) -> int:  # fmt: skip
+        """See the compiled core."""
+        bad = _first_bad(hidden)
+        if bad >= 0:
+            return bad
+        cap, inverse = shape
+        for number, state in enumerate(hidden):
+            estimates, margins, _ = self._estimate(state, 0.0)
+            bounds = estimates + margins
+            if cap > 0:
+                bounds = cap * np.tanh(bounds / cap)
+            if out is not None:
+                bounds[out[number][out[number] >= 0]] = -np.inf
+            order = np.argsort(-bounds, kind="stable")[: rows.shape[1]]
+            chosen = order[np.isfinite(bounds[order])]
+            rows[number], logits[number], drawn[number], numbers[number] = -1, -np.inf, -1, -np.inf
+            rows[number, : len(chosen)] = chosen
+            bounds[chosen] = -np.inf
+            ends[number] = largest = float(bounds.max())
+            if self._exact is not None:
+                logits[number, : len(chosen)] = self._logits(state, chosen)
+            if largest == -np.inf:
+                continue
+            sums = np.cumsum(np.exp(inverse * (bounds - largest)))
+            ends[number, 1] = inverse * largest + np.log(sums[-1])
+            drawn[number] = np.searchsorted(sums, uniforms[number] * sums[-1], side="right")
+            numbers[number, :, 0] = bounds[drawn[number]]
+            if self._exact is not None:
+                numbers[number, :, 1] = self._logits(state, drawn[number])
+        return -1
+
     def walk(
         self, *, hidden: Floats, near: tuple[int, int, int], radius: float = np.inf,
         far: tuple[int, int, int] = (0, 0, 0), far_radius: float = 0.0, values: Floats, indices: Ints,

@@ -11,6 +11,7 @@ from memhier import backend
 from memhier.ann.decoder.answers import Partition, TopK, joined, largest_of, split
 from memhier.ann.decoder.coding.view import Codes
 from memhier.ann.decoder.engine.engine import ALL_DIRECTIONS, Coarse, Walk
+from memhier.ann.decoder.engine.envelope import AS_IS, Doubles, Envelope, Shape, ask_core
 from memhier.ann.decoder.layer import (
     BIAS_ROUNDING,
     DTYPES,
@@ -88,6 +89,13 @@ class DramEngine:
         )  # fmt: skip
         _check(bad, hidden)
         return TopK(values, indices), Partition(found[:, 0], found[:, 1], found[:, 2])
+
+    def envelope(
+        self, hidden: Floats, limit: int, uniforms: Doubles, shape: Shape = AS_IS, out: Ints | None = None
+    ) -> Envelope:
+        bad, found = ask_core(self._core, hidden, limit, uniforms, shape, out)
+        _check(bad, hidden)
+        return found
 
     def walk(
         self, hidden: Floats, k: int, walk: Walk, *, away: Floats | None = None, looked: Ints | None = None

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple, Protocol
 
 from memhier.ann.decoder.answers import Partition, TopK
 from memhier.ann.decoder.coding.view import Codes
+from memhier.ann.decoder.engine.envelope import AS_IS, Doubles, Envelope, Shape
 from memhier.ann.decoder.layer import Floats, Ints, OutputLayer
 
 __all__ = ["ALL_DIRECTIONS", "CERTIFY_LIMIT", "NO_WALK", "Coarse", "Effort", "Engine", "Walk"]
@@ -83,6 +84,21 @@ class Engine(Protocol):
             Multiplies logits in Z.
         interval
             False lets the engine leave the bounds infinite, which takes half the time.
+        """
+
+    def envelope(
+        self, hidden: Floats, limit: int, uniforms: Doubles, shape: Shape = AS_IS, out: Ints | None = None
+    ) -> Envelope:
+        """Return the exact logits of the `limit` highest bounds, and rows drawn from the bounds of all others.
+
+        Parameters
+        ----------
+        uniforms
+            float64 ``[n, t]`` in [0, 1): a row is drawn for each.
+        shape
+            The change of logits before their exp.
+        out
+            Rows ``[n, c]`` to leave out, each once; -1 for none.
         """
 
     def walk(self, hidden: Floats, k: int, walk: Walk) -> TopK:

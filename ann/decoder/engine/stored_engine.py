@@ -10,6 +10,7 @@ from memhier.ann.decoder.answers import Partition, TopK, best_of, joined, larges
 from memhier.ann.decoder.coding.tail import ExactLogits, close_sums
 from memhier.ann.decoder.coding.view import Codes
 from memhier.ann.decoder.engine.engine import ALL_DIRECTIONS, Coarse, Walk
+from memhier.ann.decoder.engine.envelope import AS_IS, Doubles, Envelope, Shape, ask_core
 from memhier.ann.decoder.engine.stored_rows import StoredRows
 from memhier.ann.decoder.layer import BIAS_ROUNDING, ROUNDING, Floats, Ints, check_finite, logit_error
 
@@ -63,6 +64,19 @@ class StoredEngine:
     ) -> tuple[TopK, Partition]:
         found = [self._partitioned(part, k, limit, inverse) for part in self._parts(hidden, limit)]
         return joined([top for top, _ in found]), joined([z for _, z in found])
+
+    def envelope(
+        self, hidden: Floats, limit: int, uniforms: Doubles, shape: Shape = AS_IS, out: Ints | None = None
+    ) -> Envelope:
+        bad, found = ask_core(self._core, hidden, limit, uniforms, shape, out)
+        if bad >= 0:
+            check_finite(hidden[: bad + 1])
+        step = len(self._parts(hidden, limit + uniforms.shape[1])[0])
+        for start in range(0, len(hidden), step):
+            part = slice(start, start + step)
+            for logits, rows in ((found.logits, found.rows), (found.drawn_logits, found.drawn)):
+                logits[part] = self.rows.logits(hidden[part], rows[part])
+        return found
 
     def walk(self, hidden: Floats, k: int, walk: Walk) -> TopK:
         """Walk the graph over the codes and rank the rows that it found exactly."""

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from memhier.ann.decoder.module.outcome import Outcome, outcome_of
+from memhier.ann.decoder.module.outcome import Change, Outcome, change_of, outcome_of
 
 __all__ = ["ContextSample", "read_contexts"]
 
@@ -15,8 +15,12 @@ _CONTEXTS_GOOD = 2048  # written by a model with an encoder, if its text allows
 
 
 @torch.no_grad()
-def read_contexts(model: Any, head: nn.Linear, input_ids: Tensor | None, seed: int) -> tuple[Tensor, Outcome]:
+def read_contexts(
+    model: Any, head: nn.Linear, input_ids: Tensor | None, seed: int
+) -> tuple[Tensor, Outcome, Change | None]:
     """Return the hidden states of a model that reads or writes a text, float32 ``[n, D]``, and its change to logits.
+
+    The change comes by its kind, and as a formula if it is known.
 
     Raises
     ------
@@ -37,22 +41,22 @@ def read_contexts(model: Any, head: nn.Linear, input_ids: Tensor | None, seed: i
         else:
             for row in input_ids:
                 model(row[None])
-        outcome = _outcome(model, texts[:1], last)
+        outcome, change = _change(model, texts[:1], last)
     finally:
         for hook in hooks:
             hook.remove()
         # One by one: parts may be frozen in a mode of their own.
         for module, mode in zip(model.modules(), training, strict=True):
             module.training = mode
-    return seen.states().float(), outcome
+    return seen.states().float(), outcome, change
 
 
-def _outcome(model: Any, text: Tensor, last: dict[str, Tensor]) -> Outcome:
+def _change(model: Any, text: Tensor, last: dict[str, Tensor]) -> tuple[Outcome, Change | None]:
     last.clear()
     output = model(input_ids=text, decoder_input_ids=text[:, :_PROMPT]) if _has_encoder(model) else model(text)
     if not last:
         raise TypeError(f"model: {type(model).__name__} does not call its output layer; it cannot be replaced")
-    return outcome_of(last["logits"], output)
+    return outcome_of(last["logits"], output), change_of(getattr(model, "config", None), last["logits"], output)
 
 
 def _has_encoder(model: Any) -> bool:

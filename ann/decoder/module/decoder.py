@@ -1,5 +1,6 @@
 """TopKSoftmax: the decoder as a PyTorch module that takes the place of an output layer."""
 
+from collections import Counter
 from os import PathLike
 from typing import Any, NamedTuple, Self
 
@@ -14,7 +15,8 @@ from memhier.ann.decoder.index import LogitIndex
 from memhier.ann.decoder.layer import check_finite, check_hidden
 from memhier.ann.decoder.module import operators
 from memhier.ann.decoder.module.operators import enrol
-from memhier.ann.decoder.module.sampling import draw, nucleus, top_words
+from memhier.ann.decoder.module.sampling import Layer, Sampler
+from memhier.ann.decoder.module.truncation import Truncation
 from memhier.arguments import check_int
 from memhier.shield import shielded
 
@@ -80,6 +82,7 @@ class TopKSoftmax(nn.Module):
         self.index, self.output = index, output
         self._share(weight, bias)
         self.rows_with_gradients: int = 0
+        self._sampled_in_full: Counter[str] = Counter()
         self._number: int = enrol(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -150,11 +153,13 @@ class TopKSoftmax(nn.Module):
         )
 
     def stats(self) -> dict[str, Any]:
-        """Return the plain numbers of :meth:`LogitIndex.stats`, and `rows_with_gradients`.
+        """Return the plain numbers of :meth:`LogitIndex.stats`, `rows_with_gradients` and `sampled_in_full`.
 
-        These are hidden states for which :meth:`forward` computed the full layer because torch recorded gradients.
+        The first are hidden states for which :meth:`forward` computed the full layer because torch recorded gradients,
+        the second those for which :meth:`sample` did, by cause.
         """
-        return self.index.stats() | {"rows_with_gradients": self.rows_with_gradients}
+        own = {"rows_with_gradients": self.rows_with_gradients, "sampled_in_full": dict(self._sampled_in_full)}
+        return self.index.stats() | own
 
     def topk(self, hidden: Tensor, k: int | None = None) -> tuple[Tensor, Tensor]:
         """Return the k largest logits of each hidden state and their words, without gradients.
@@ -237,48 +242,48 @@ class TopKSoftmax(nn.Module):
         top_p: float | None = None,
         temperature: float = 1.0,
         generator: torch.Generator | None = None,
+        *,
+        min_p: float | None = None,
+        typical_p: float | None = None,
+        epsilon_cutoff: float | None = None,
+        eta_cutoff: float | None = None,
     ) -> Tensor:
-        """Draw a word for each hidden state.
+        """Draw a word for each hidden state, as from a softmax of all logits in single precision.
 
-        With `top_k` the probabilities are exact among the words found. With `top_p` alone they are among all words: if
-        a scan clearly costs less than the full product and its words make a whole nucleus, by the estimate of log Z,
-        right up to a factor of ``exp(high - low)`` of :meth:`log_partition`; otherwise by the full product. Without
-        `top_k` and `top_p` the full product computes all logits.
+        Words have the distribution of the full layer, whatever the codes know of it. A few hundred logits are exact,
+        all others have proven bounds; a word drawn by its bound is kept with the probability exp(logit - bound). Where
+        bounds leave open if a truncation keeps a word, logits of words drawn at random decide, with a chance of error
+        of at most 10^-6 a decision. Each hidden state that stays open takes the full product, and so do all for
+        `typical_p`, `eta_cutoff`, an `epsilon_cutoff` behind another truncation, and layers so small that it is
+        faster; ``stats()["sampled_in_full"]`` counts these by cause.
 
         Parameters
         ----------
         hidden
             As in :meth:`topk`.
         top_k
-            Draw among so many of the likeliest words.
+            Draw among so many of the likeliest words, proven to be these.
         top_p
             Draw among the likeliest words that together have this probability, of all words or of the `top_k`.
         temperature
             Divides logits.
         generator
             The source of randomness; torch's own if None.
+        min_p, typical_p, epsilon_cutoff, eta_cutoff
+            Other truncations, with the meaning and in the order that they have in transformers, behind `top_p`.
 
         Returns
         -------
         torch.Tensor
             int64 ``[...]``.
         """
-        if not temperature > 0:
-            raise ValueError(f"temperature={temperature!r}: expected above 0; for the likeliest word, topk(hidden, 1)")
-        if top_p is not None and not 0 < top_p <= 1:
-            raise ValueError(f"top_p={top_p!r}: expected above 0, at most 1")
         if top_k is not None:
             top_k = check_int("top_k", top_k, 1, self.index.shape[0], "words; None for all")
-        states = _states(hidden)
-        if top_k is None and (top_p is None or top_p == 1):
-            logits = torch.from_numpy(self.index.logits(states)) / temperature
-            return torch.multinomial(logits.softmax(1), 1, generator=generator).reshape(hidden.shape[:-1])
-        uniform = torch.rand(len(states), dtype=torch.float64, generator=generator).numpy()
-        if top_k is not None:
-            words = draw(*top_words(self.index, states, top_k, temperature), top_p, uniform)
-        else:
-            assert top_p is not None
-            words = nucleus(self.index, states, top_p, temperature, uniform, self._all)
+        rule = Truncation(temperature, top_k, top_p, min_p, typical_p, epsilon_cutoff, eta_cutoff)
+        states = check_hidden("hidden", _states(hidden), self.index.shape[1])
+        sampler = Sampler(Layer(self.index, self._all_exact), rule, generator)
+        words = sampler(states)
+        self._sampled_in_full.update(sampler.full_rows)
         return torch.from_numpy(words).reshape(hidden.shape[:-1])
 
     def forward(self, hidden: Tensor) -> Tensor | SparseLogits:
@@ -405,6 +410,11 @@ class TopKSoftmax(nn.Module):
             hidden = torch.from_numpy(np.ascontiguousarray(states)).to(self._weight.dtype)
             logits: npt.NDArray[np.float32] = nn.functional.linear(hidden, self._weight, self._bias).float().numpy()
         return logits
+
+    def _all_exact(self, states: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """Return all logits in single precision, whatever the layer's dtype."""
+        wider = self._weight is None or self._weight.dtype != torch.float32
+        return self.index.logits(states) if wider else self._all(states)
 
     def _full(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
         assert self._weight is not None

@@ -1,7 +1,8 @@
 """The needs of a call of ``generate``, decided by a list of options that are known to be safe.
 
 Greedy decoding takes the largest logit, sampling among `top_k` words takes the `top_k` largest, beams take the largest
-and log Z. An option that is not known to need no more takes the full layer, and its name is the reason.
+and log Z. Of other options some are left to :mod:`memhier.ann.decoder.module.steps`, which looks at the processors of
+the call itself. An option that is not known takes the full layer, and its name is the reason.
 """
 
 import inspect
@@ -27,6 +28,11 @@ _KNOWN = frozenset((
     "remove_invalid_values", "renormalize_logits", "repetition_penalty", "return_dict_in_generate", "stop_strings",
     "suppress_tokens", "temperature", "top_k", "top_p", "transformers_version", "typical_p", "use_cache",
 ))  # fmt: skip
+# Options that may raise words, one by one: processors that the steps of a call understand.
+_RAISING = (
+    "sequence_bias", "exponential_decay_length_penalty", "encoder_repetition_penalty", "encoder_no_repeat_ngram_size",
+)  # fmt: skip
+_ASSISTED = ("prompt_lookup_num_tokens", "max_matching_ngram_size")
 # Values of other options that do nothing, besides None, False and the values of a fresh configuration.
 _IDLE: dict[str, tuple[object, ...]] = {
     "assistant_confidence_threshold": (0.4,), "assistant_lookbehind": (10,), "diversity_penalty": (0.0,),
@@ -35,6 +41,7 @@ _IDLE: dict[str, tuple[object, ...]] = {
     "target_lookbehind": (10,), "cache_implementation": ("dynamic", "static", "offloaded", "quantized", "hybrid"),
 }  # fmt: skip
 _INPUTS = ("attention_mask", "decoder_attention_mask", "decoder_input_ids", "encoder_outputs", "input_ids", "tokenizer")
+_GIVEN = ("self", "inputs", "generation_config", "prefix_allowed_tokens_fn", "assistant_model")
 _CRITERIA = frozenset(("EosTokenCriteria", "MaxLengthCriteria", "MaxTimeCriteria", "StopStringCriteria"))
 _STREAMERS = frozenset(("TextStreamer", "TextIteratorStreamer", "AsyncTextIteratorStreamer"))
 _OF_GENERATION = ("generate", "_sample", "_beam_search", "_get_logits_processor", "_prepare_generation_config")
@@ -55,12 +62,21 @@ class Need:
         How many of the largest logits the first step needs.
     grows
         Whether each step needs one more, since its text may rule out one more word.
+    may_wait
+        Whether the processors of the call may look at hidden states in the place of all logits.
+    waits
+        Whether they do: where the largest logits are not enough, the layer leaves its hidden states here.
+    hidden
+        These, ``[n, D]``; None if the layer gave logits.
     """
 
     logits: Logits
     reason: str = ""
     words: int = 1
     grows: bool = False
+    may_wait: bool = False
+    waits: bool = False
+    hidden: Any = None
 
     def step(self) -> int:
         """Return how many of the largest logits this step needs."""
@@ -103,7 +119,15 @@ def need_of(model: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> 
         unknown = settings.unknown or _unknown_input(model, settings, more)
     if unknown is not None:
         return Need("full", unknown)
-    return _decided(model, settings, call | more)
+    need = _decided(settings, call | more)
+    raising = next((name for name in ("prefix_allowed_tokens_fn",) if call.get(name) is not None), settings.raising)
+    if raising is not None:
+        need.logits, need.reason = "full", raising
+    assisted = call.get("assistant_model") is not None or any(settings(name) for name in _ASSISTED)
+    if assisted and need.grows:
+        return Need("full", "a text that grows by more than a word")
+    need.may_wait = not assisted and (settings("num_beams") or 1) == 1
+    return need
 
 
 def _writes_as_usual(model: Any) -> bool:
@@ -114,15 +138,19 @@ def _writes_as_usual(model: Any) -> bool:
     missing = object()
     return all(
         getattr(type(model), name, missing) is getattr(usual, name, missing)
-        and (name == "generate" or name not in vars(model))
+        and (name == "generate" or _is_ours(vars(model).get(name)))
         for name in _OF_GENERATION
     )
+
+
+def _is_ours(method: Any) -> bool:
+    return method is None or str(getattr(method, "__module__", "")).startswith("memhier.")
 
 
 def _unknown_argument(call: dict[str, Any]) -> str | None:
     """Return the name of the first argument of ``generate`` that may look at scores, or None."""
     for name, value in call.items():
-        if value is None or value is False or name in ("self", "inputs", "generation_config"):
+        if value is None or value is False or name in _GIVEN:
             continue
         if name in ("logits_processor", "stopping_criteria") and not len(value):
             continue
@@ -153,7 +181,10 @@ class _Settings:
         self._more, self._configs = more, [each for each in (config, model.generation_config) if each is not None]
         fresh = type(model.generation_config)()
         self._names = {name for each in (fresh, *self._configs) for name in vars(each) if not name.startswith("_")}
-        self.unknown = next((name for name in sorted(self._names - _KNOWN) if not self._is_idle(name, fresh)), None)
+        others = (name for name in sorted(self._names - _KNOWN) if not self._is_idle(name, fresh))
+        unknown = [name for name in others if name not in _ASSISTED]
+        self.raising: str | None = next((name for name in unknown if name in _RAISING), None)
+        self.unknown: str | None = next((name for name in unknown if name not in _RAISING), None)
 
     def has(self, name: str) -> bool:
         """Say whether it is an option."""
@@ -174,7 +205,7 @@ class _Settings:
         )
 
 
-def _decided(model: Any, option: _Settings, given: dict[str, Any]) -> Need:
+def _decided(option: _Settings, given: dict[str, Any]) -> Need:
     penalty = option("repetition_penalty") or 1.0
     if penalty < 1:
         return Need("full", "repetition_penalty")

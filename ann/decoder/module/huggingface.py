@@ -2,8 +2,9 @@
 
 :func:`accelerate` replaces the output layer by one that knows the needs of the call of ``generate`` under way. A call
 that needs the largest logits gets them the fastest way; a call that needs them beyond doubt gets them proven; beams get
-the largest logits and, for all other words, equal shares of the rest of the partition function. All other calls take
-the full layer. :func:`undo` puts the layer back.
+the largest logits and, for all other words, equal shares of the rest of the partition function. Where the processors of
+a call are understood, they look at hidden states in the place of logits, and find or draw each word exactly. All other
+calls take the full layer. :func:`undo` puts the layer back.
 """
 
 import copy
@@ -24,11 +25,14 @@ from memhier.ann.decoder.index import way_for
 from memhier.ann.decoder.module.contexts import read_contexts
 from memhier.ann.decoder.module.decoder import TopKSoftmax
 from memhier.ann.decoder.module.generation import Logits, Need, need_of, needed_of, writing
-from memhier.ann.decoder.module.outcome import Outcome, outcome_allows
+from memhier.ann.decoder.module.outcome import Change, Outcome, outcome_allows
+from memhier.ann.decoder.module.sampling import HEAD_WORDS
+from memhier.ann.decoder.module.steps import StepScores, steps_of
 
 __all__ = ["AcceleratedHead", "accelerate", "rescore", "undo"]
 
 Model = TypeVar("Model", bound=nn.Module)
+_PROCESSORS = "_get_logits_processor"  # the method of transformers that lists the processors of a call
 
 
 class AcceleratedHead(nn.Module):
@@ -44,8 +48,8 @@ class AcceleratedHead(nn.Module):
         Whether to prove the likeliest word, and to let the layer itself compute a word that cannot be proven.
     choices, proofs
         ``(batch, way)`` in ascending order: the faster way to log Z, and to a proof; ``"full"`` is the layer.
-    outcome
-        How the model changes the layer's logits.
+    outcome, change
+        How the model changes the layer's logits, and the formula of the change; None if it is not known.
     generates
         True: ``generate`` states its needs, and other calls get the full layer. False: all calls get the largest logits
         and, for all other words, equal shares of the rest of Z.
@@ -75,6 +79,7 @@ class AcceleratedHead(nn.Module):
         *,
         proofs: Choices = ((1, "preview"),),
         outcome: Outcome = "same",
+        change: Change | None = None,
         generates: bool = False,
     ) -> None:
         super().__init__()
@@ -88,7 +93,8 @@ class AcceleratedHead(nn.Module):
         self.decoder: TopKSoftmax
         self.decoder, self.certify, self.choices, self.proofs = decoder, certify, choices, proofs
         self.generates: bool
-        self.outcome, self.generates = outcome, generates
+        self.change: Change | None
+        self.outcome, self.change, self.generates = outcome, change, generates
         self._seen = _state_of(head)
         self._full: Counter[str] = Counter()
         self.calls: int
@@ -119,20 +125,40 @@ class AcceleratedHead(nn.Module):
         rows = hidden.numel() // hidden.shape[-1]
         self.rows += rows
         kind, words, reason = self._needed(rows)
+        need = needed_of(self)
+        if need is not None:
+            need.hidden = None
+        if need is not None and kind == "full" and self._may_wait(need, rows, reason):
+            self._refresh()
+            need.hidden = hidden.detach().reshape(len(hidden), -1, hidden.shape[-1])[:, -1]
+            # The call's processors draw from hidden states; nothing reads these numbers.
+            return hidden.new_zeros(()).expand(*hidden.shape[:-1], self.head.weight.shape[0])
         if kind == "full":
             self._full[reason] += rows
             full = self.head(hidden)
             return full
-        state = _state_of(self.head)
-        if self._seen != state:  # trained on, loaded anew, or moved
-            self.decoder.refresh(self.head)
-            self._seen = state
+        self._refresh()
         if kind == "proven":
             return self._proven(hidden, words)
         if kind == "largest":
             return self._laid_out(hidden, *self.decoder.topk(hidden))
         logits = self.decoder(hidden)
         return self._proven(hidden, 1, logits) if self.certify else logits
+
+    def count(self, rows: int, reason: str) -> None:
+        """Count rows that took the full layer."""
+        if rows:
+            self._full[reason] += rows
+
+    def _refresh(self) -> None:
+        state = _state_of(self.head)
+        if self._seen != state:  # trained on, loaded anew, or moved
+            self.decoder.refresh(self.head)
+            self._seen = state
+
+    def _may_wait(self, need: Need, rows: int, reason: str) -> bool:
+        """Say if the processors of the call can do without logits, and if that is faster."""
+        return need.waits and reason != "faster" and self.decoder.index.draws_pay(rows, HEAD_WORDS)
 
     def _needed(self, rows: int) -> tuple[Logits, int, str]:
         """Return the kind of logits for a batch of rows, how many of the largest it needs, and the reason if all."""
@@ -199,11 +225,16 @@ def accelerate(
     """Replace the output layer of a language model on the CPU, in place.
 
     ``generate`` works as before: greedy decoding and sampling among at most `k` words find the largest logits, beams
-    find these and log Z. Options that may look at other logits take the full layer, as do calls of the model outside
-    ``generate`` (a loss, a loop of one's own); ``model.get_output_embeddings().stats()`` counts their rows by reason.
-    These options look at no other logits: `temperature`; `top_p`, `min_p`, `typical_p`, `epsilon_cutoff` and
-    `eta_cutoff` behind a `top_k`; forced first and last words; and `repetition_penalty`, `no_repeat_ngram_size`, ruled
-    out words and least lengths, as long as all the words that they may rule out leave enough of the `k`.
+    find these and log Z. Other samplers draw from the model's own distribution (see :meth:`TopKSoftmax.sample`; for one
+    seed the words are others than the model's own draws). Penalties, biases, forced, suppressed and allowed words, and
+    the user's `prefix_allowed_tokens_fn`, which is asked again in a step in doubt, are applied to the exact logits of
+    the words that they change. Scales and caps of logits (Cohere, Granite, Gemma 2) count in all of this.
+
+    Options that may look at other logits take the full layer: processors of one's own, watermarks, guidance,
+    `top_h`, scores as output, and beams that draw, or with biases, raising penalties or allowed words. So do
+    `typical_p` and `eta_cutoff` without a `top_k`, steps in doubt, and calls of the model outside ``generate`` (a
+    loss, a loop of one's own). ``model.get_output_embeddings().stats()`` counts their rows by reason. Prompt look-up
+    and an assistant model find the largest logits of all positions.
 
     Parameters
     ----------
@@ -244,9 +275,8 @@ def accelerate(
     Warns
     -----
     UserWarning
-        If the model changes the layer's logits in another way than to scale or cap them, so that nothing is gained. A
-        model that scales or caps them (Cohere, Gemma 2) gets accelerated greedy decoding, and after a scale in float32
-        accelerated sampling; all other calls take the full layer.
+        If the model changes the layer's logits in another way than to scale or cap them, so that nothing is gained.
+        Beams of a model that scales or caps them take the full layer.
 
     Examples
     --------
@@ -269,7 +299,7 @@ def accelerate(
         _check_text(model, input_ids)
     elif not hasattr(model, "generate"):
         raise TypeError(f"model: {type(model).__name__} does not write text; give input_ids for its hidden states")
-    contexts, outcome = read_contexts(model, head, input_ids, seed)
+    contexts, outcome, change = read_contexts(model, head, input_ids, seed)
     if outcome == "other":
         warnings.warn(
             f"{type(model).__name__}: its logits are not those of its output layer, so every step takes the full layer "
@@ -282,12 +312,14 @@ def accelerate(
     )  # fmt: skip
     choices, proofs = _measured(head, decoder, contexts, seed) if method == "auto" else 2 * (((1, method),),)
     replacement = AcceleratedHead(
-        head, decoder, certify, choices, proofs=proofs, outcome=outcome, generates=hasattr(model, "generate")
-    )
+        head, decoder, certify, choices,
+        proofs=proofs, outcome=outcome, change=change, generates=hasattr(model, "generate"),
+    )  # fmt: skip
     replacement.train(model.training)
     _settable(model).set_output_embeddings(replacement)
     if hasattr(model, "generate") and "generate" not in model.__dict__:  # one of the caller's own stays
         _settable(model).generate = MethodType(generate, model)
+        setattr(model, _PROCESSORS, MethodType(processors_of, model))
     return model
 
 
@@ -298,6 +330,25 @@ def generate(model: Any, *arguments: Any, **options: Any) -> Any:
         return type(model).generate(model, *arguments, **options)
     with writing(head, need_of(model, arguments, options)):
         return type(model).generate(model, *arguments, **options)
+
+
+def processors_of(model: Any, *arguments: Any, **options: Any) -> Any:
+    """Return the processors of a call of ``generate``, in the place of the model's method.
+
+    If all are understood, they stand behind one that finds the words for which they need logits.
+    """
+    processors = getattr(type(model), _PROCESSORS)(model, *arguments, **options)
+    head = model.get_output_embeddings()
+    need = needed_of(head) if isinstance(head, AcceleratedHead) else None
+    if need is None or not need.may_wait or head.change is None:
+        return processors
+    config = options.get("generation_config", arguments[0] if arguments else None)
+    steps = steps_of(processors, samples=bool(getattr(config, "do_sample", False)))
+    if isinstance(steps, str):
+        need.reason = need.reason or steps
+        return processors
+    need.waits = True
+    return type(processors)([StepScores(head, need, processors, steps)])
 
 
 @torch.no_grad()
@@ -338,8 +389,9 @@ def undo(model: Model) -> Model:
     if not isinstance(head, AcceleratedHead):
         raise ValueError("model: not accelerated, so there is nothing to undo")
     _settable(model).set_output_embeddings(head.head)
-    if getattr(model.__dict__.get("generate"), "__func__", None) is generate:
-        del model.__dict__["generate"]
+    for name, own in (("generate", generate), (_PROCESSORS, processors_of)):
+        if getattr(model.__dict__.get(name), "__func__", None) is own:
+            del model.__dict__[name]
     return model
 
 

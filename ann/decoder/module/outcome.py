@@ -4,12 +4,15 @@ Some models scale or cap logits, add a bias or rule words out after the layer. T
 model's own only if the change keeps their order, and so are probabilities only if there is no change.
 """
 
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
-__all__ = ["Outcome", "outcome_allows", "outcome_of"]
+from memhier.ann.decoder.engine.envelope import Shape
+
+__all__ = ["Change", "Outcome", "change_of", "outcome_allows", "outcome_of"]
 
 Outcome: TypeAlias = Literal["same", "scaled", "rising", "other"]
 
@@ -19,6 +22,59 @@ _ALLOWED: dict[Outcome, tuple[str, ...]] = {
     "rising": ("largest",),  # a cap may make logits equal
     "other": (),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A scale or a cap of logits, computed as transformers' models compute it.
+
+    Attributes
+    ----------
+    factor, divisor
+        Of a scale, as Cohere and Granite have it.
+    cap
+        As Gemma 2 has it; none at zero.
+    """
+
+    factor: float = 1.0
+    divisor: float = 1.0
+    cap: float = 0.0
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        """Return changed logits, in their dtype."""
+        if self.cap > 0:
+            return torch.tanh(logits / self.cap) * self.cap
+        if self.factor != 1:
+            return logits * self.factor
+        return logits / self.divisor if self.divisor != 1 else logits
+
+    @property
+    def shape(self) -> Shape:
+        """The same, for bounds."""
+        return Shape(self.cap, self.factor / self.divisor)
+
+
+def change_of(config: Any, raw: Tensor, output: Any) -> Change | None:
+    """Return the change that a call of the model made to the layer's logits, to the last bit; None for another one.
+
+    Parameters
+    ----------
+    config
+        The model's configuration, in which its scale or cap is found; None for a model without one.
+    raw, output
+        As in :func:`outcome_of`.
+    """
+    logits = _logits(output, raw)
+    if logits is None:
+        return None
+    names = (("factor", "logit_scale"), ("divisor", "logits_scaling"), ("cap", "final_logit_softcapping"))
+    numbers = ((part, getattr(config, name, None)) for part, name in names)
+    changes = [Change(**{part: float(number)}) for part, number in numbers if isinstance(number, int | float)]
+    for change in (Change(), *changes):
+        usable = change.factor > 0 and change.divisor > 0 and change.cap >= 0
+        if usable and torch.equal(change(raw).to(logits.dtype), logits):
+            return change
+    return None
 
 
 def outcome_allows(outcome: Outcome, logits: str) -> bool:

@@ -1,117 +1,328 @@
-"""Draws of words among the likeliest, by top-k and top-p, without a sort of the vocabulary."""
+"""Draws of words from the softmax of all logits, exact in distribution, without the full product.
 
+A few hundred logits of the highest proven bounds are exact: the head. All other words, the tail, have bounds. A draw
+takes the head or the tail by the sum of exp of both, bounds in the place of logits for the tail; a word of the tail
+stays with the probability exp(logit - bound), else the draw begins anew. So words come by the softmax exactly.
+
+A truncation is a question about the word drawn: does it stay? Where the bounds leave the answer open, words drawn from
+the tail, with exact logits, give evidence for a mean (:mod:`memhier.ann.decoder.module.evidence`). A state that stays
+open takes the full product, which answers for the same word.
+"""
+
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
+from memhier.ann.decoder.engine.envelope import AS_IS, Shape
 from memhier.ann.decoder.index import LogitIndex
 from memhier.ann.decoder.layer import LOGITS_MOST, Floats, Ints
+from memhier.ann.decoder.module.evidence import is_mean_above
+from memhier.ann.decoder.module.truncation import Truncation, drawn_of, shares_of
 
-__all__ = ["draw", "nucleus", "top_words"]
+__all__ = ["HEAD_WORDS", "Known", "Layer", "Sampler"]
 
-_FIRST = 256  # words that the first scan looks for
-_SORTED = (256, 4096)  # words to sort before all are sorted
-_SORTED_AT_ONCE = 2048  # words; a vocabulary of no more is sorted whole
-_MOST = 16  # a scan looks for at most one word of so many in the vocabulary; the full product finds more
-_DOUBT = 4  # a scan must cost so many times less than the full product, since it may find too few words
+HEAD_WORDS = 256
+# Words of the head and words drawn from the tail, more and more where the ones before leave a question open.
+_STAGES = ((HEAD_WORDS, 192), (1024, 1024), (4096, 4096))
+_TRIES = 32  # of these the first are tries of a draw, all others evidence
+_LISTED = (1, 8)  # times so many words of the head, before all words of a list are looked for in full
+_LISTED_MOST = 8192
 
 Doubles: TypeAlias = npt.NDArray[np.float64]
-Full: TypeAlias = Callable[[Floats], Floats]
+Bits: TypeAlias = npt.NDArray[np.bool_]
 
 
-def top_words(index: LogitIndex, states: Floats, top_k: int, temperature: float) -> tuple[Ints, Doubles]:
-    """Return the `top_k` words of each state, likeliest first, and their shares among these, float64 ``[n, k]``."""
-    found = index.topk(states, top_k)
-    logits = found.values.astype(np.float64) / temperature
-    shares = np.exp(logits - logits[:, :1])
-    return found.indices, shares / shares.sum(1, keepdims=True)
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """Access to the logits that words are drawn from.
 
-
-def draw(words: Ints, shares: Doubles, top_p: float | None, uniform: Doubles) -> Ints:
-    """Return a word for each state: the one that a uniform number falls on, of the words that together have `top_p`.
-
-    Parameters
+    Attributes
     ----------
-    words, shares
-        ``[n, c]``, likeliest first.
-    uniform
-        float64 ``[n]`` in [0, 1).
-    """
-    if not len(words):
-        return np.empty(0, np.int64)
-    sums = np.cumsum(shares, 1)
-    if top_p is None:
-        last = np.full(len(words), words.shape[1] - 1)
-    else:
-        # The word that completes the nucleus stays.
-        last = np.maximum((sums - shares < top_p).sum(1) - 1, 0)
-    states = np.arange(len(words))
-    at = np.minimum((sums <= (uniform * sums[states, last])[:, None]).sum(1), last)
-    drawn: Ints = words[states, at]
-    return drawn
-
-
-def nucleus(index: LogitIndex, states: Floats, top_p: float, temperature: float, uniform: Doubles, full: Full) -> Ints:
-    """Return words drawn among the likeliest that together have the probability `top_p`, int64 ``[n]``.
-
-    A scan finds the likeliest words and log Z if it clearly costs less than the full product. The full product answers
-    all other states, and states whose nucleus has more words than a scan finds. In both ways the uniform numbers decide
-    on the words.
-
-    Parameters
-    ----------
+    index
+        Of the output layer.
     full
-        Returns all logits ``[n, V]`` of states.
+        Returns all logits ``[n, V]`` of states, as `finish` leaves them.
+    finish
+        Takes exact logits of the layer to those of the model: a scale, a cap, the rounding of its dtype.
+    shape
+        The same scale and cap, for bounds.
+    rounding
+        The most by which `finish` rounds, as a share of a logit.
     """
-    words = index.shape[0]
-    drawn = np.empty(len(states), np.int64)
-    open_, count = np.arange(len(states)), min(words, _FIRST)
-    while len(open_) and count < words and index.scan_pays(len(open_), count, _DOUBT):
-        found, z = index.distribution(states[open_], count, temperature=temperature)
-        # A low temperature makes the estimate useless; then no nucleus is whole, or it is the likeliest word.
-        shares = np.exp(np.minimum(found.values.astype(np.float64) / temperature - z.estimate[:, None], 0))
-        whole = shares.sum(1) >= top_p
-        rows = open_[whole]
-        drawn[rows] = draw(found.indices[whole], shares[whole], top_p, uniform[rows])
-        open_ = open_[~whole]
-        # A full product is dear if it reads rows from SSD, and cheap if they stream from DRAM.
-        count = 4 * count if index.layer is None and 4 * count * _MOST <= words else words
-    step = max(1, LOGITS_MOST // words)
-    for start in range(0, len(open_), step):
-        rows = open_[start : start + step]
-        drawn[rows] = _draw_of_all(full(states[rows]), top_p, temperature, uniform[rows])
-    return drawn
+
+    index: LogitIndex
+    full: Callable[[Floats], Floats]
+    finish: Callable[[Floats], npt.NDArray[np.floating]] = np.asarray
+    shape: Shape = AS_IS
+    rounding: float = 0.0
 
 
-def _draw_of_all(logits: Floats, top_p: float, temperature: float, uniform: Doubles) -> Ints:
-    """Draw from all logits; sort all logits of a state only if its nucleus has many words."""
-    largest = logits.max(1, keepdims=True)
-    sums = np.exp((logits - largest) / np.float32(temperature)).sum(1, keepdims=True, dtype=np.float64)
-    drawn, words = np.empty(len(logits), np.int64), logits.shape[1]
-    open_ = np.arange(len(logits))
-    for count in (*(count for count in _SORTED if 4 * count <= words > _SORTED_AT_ONCE), words):
-        if not len(open_):
-            break
-        some = logits if len(open_) == len(logits) else logits[open_]
-        order = _largest(some, count)
-        found = some[np.arange(len(some))[:, None], order]
-        shares = np.exp((found.astype(np.float64) - largest[open_]) / temperature) / sums[open_]
-        if count == words:
-            drawn[open_] = draw(order, shares, top_p, uniform[open_])
-            break
-        whole = shares.sum(1) >= top_p
-        rows = open_[whole]
-        drawn[rows] = draw(order[whole], shares[whole], top_p, uniform[rows])
-        open_ = open_[~whole]
-    return drawn
+@dataclass(frozen=True, slots=True)
+class Known:
+    """Words whose logits were computed, and changed since.
+
+    Attributes
+    ----------
+    words
+        int64 ``[n, c]``, each once; -1 for none.
+    logits
+        float64 ``[n, c]``: minus infinity for words that are ruled out.
+    """
+
+    words: Ints
+    logits: Doubles
+
+    def of(self, rows: Ints) -> "Known":
+        """Return those of some states."""
+        return Known(self.words[rows], self.logits[rows])
 
 
-def _largest(logits: Floats, count: int) -> Ints:
-    """Return the places of the largest logits, largest first."""
-    if count == logits.shape[1]:
-        return np.argsort(-logits, axis=1)
-    places = np.argpartition(logits, -count, axis=1)[:, -count:]
-    states = np.arange(len(logits))[:, None]
-    return places[states, np.argsort(-logits[states, places], axis=1)]
+@dataclass(frozen=True, slots=True)
+class _Bounded:
+    """A head of words with exact scores, largest first, and a tail: scores are logits over the temperature."""
+
+    words: Ints
+    scores: Doubles
+    head: Doubles  # log of the sum of exp of the scores
+    tail: Doubles  # the same of the tail's bounds
+    cut: Doubles  # the largest bound of the tail
+    drawn: Ints
+    drawn_scores: Doubles
+    kept: Doubles  # exp of score less bound
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """Words that may stay, one for each of some states, and their scores."""
+
+    words: Ints
+    scores: Doubles
+
+    def above(self, words: Ints, scores: Doubles) -> Bits:
+        """Say which words are above those asked; of equal scores the greater word, as in transformers.
+
+        Never the word itself, whose score may be rounded in another way.
+        """
+        level, word = self.scores[:, None], self.words[:, None]
+        found: Bits = ((scores > level) & (words != word)) | ((scores == level) & (words > word))
+        return found
+
+    def of(self, places: Ints) -> "_Asked":
+        """Return some of them."""
+        return _Asked(self.words[places], self.scores[places])
+
+
+class Sampler:
+    """Draws a word for each of n states, by a truncation.
+
+    Parameters
+    ----------
+    generator
+        The source of randomness; torch's own if None.
+
+    Attributes
+    ----------
+    full_rows
+        Counts of states that took the full product, by cause.
+    """
+
+    def __init__(self, layer: Layer, rule: Truncation, generator: torch.Generator | None = None) -> None:
+        self._layer, self._rule, self._generator = layer, rule, generator
+        inverse = layer.shape.inverse / rule.temperature
+        self._shape = Shape(layer.shape.cap, inverse)
+        self.full_rows: Counter[str] = Counter()
+
+    def __call__(self, states: Floats, known: Known | None = None) -> Ints:
+        """Return the words, int64 ``[n]``.
+
+        Parameters
+        ----------
+        states
+            float32 ``[n, D]``.
+        known
+            Words that have other logits than the layer gives them.
+        """
+        drawn = np.full(len(states), -1, np.int64)
+        rows, steps = np.arange(len(states)), self._rule.steps
+        limit = max(HEAD_WORDS, 2 * (self._rule.top_k or 0))
+        known = known or Known(np.empty((len(states), 0), np.int64), np.empty((len(states), 0)))
+        pending = np.full(len(states), -1, np.int64)
+        if not self._layer.index.draws_pay(max(1, len(states)), limit + _STAGES[0][1]):
+            cause = "faster"
+        elif steps[:1] in (("top_k",), ("min_p",)):
+            cause = f"{steps[0]} beyond the bounds"
+            rows = self._listed(states, known, rows, limit, drawn)
+        elif steps in ((), ("top_p",), ("top_p", "min_p"), ("epsilon_cutoff",)):
+            cause = "undecided"
+            rows = self._tried(states, known, rows, drawn, pending)
+        else:
+            cause = next(name for name in steps if name not in ("top_p", "min_p") or len(steps) == 1)
+        self._full_of(states, known, rows, drawn, pending)
+        if len(rows):
+            self.full_rows[cause] += len(rows)
+        return drawn
+
+    def _uniforms(self, *shape: int) -> Doubles:
+        numbers: Doubles = torch.rand(shape, dtype=torch.float64, generator=self._generator).numpy()
+        return numbers
+
+    def _bounded(self, states: Floats, known: Known, limit: int, draws: int) -> _Bounded:
+        """Look at some states; the head holds the known words, too."""
+        layer, inverse = self._layer, self._shape.inverse
+        out = known.words if known.words.size else None
+        found = layer.index.envelope(states, limit, self._uniforms(len(states), draws), self._shape, out=out)
+        words = np.concatenate([found.rows, known.words], 1)
+        scores = np.concatenate([self._scores(found.logits), known.logits / self._rule.temperature], 1)
+        scores[words < 0] = -np.inf
+        order = np.lexsort((-words, -scores), axis=1)
+        words, scores = np.take_along_axis(words, order, 1), np.take_along_axis(scores, order, 1)
+        with np.errstate(invalid="ignore"):
+            slack = np.nan_to_num(layer.rounding * np.abs(inverse * found.cut), nan=0.0, posinf=0.0)
+        drawn_scores = self._scores(found.drawn_logits)
+        kept = np.exp(np.minimum(_minus(drawn_scores, inverse * found.bounds + slack[:, None]), 0))
+        head = np.logaddexp.reduce(scores, axis=1)
+        return _Bounded(
+            words, scores, head, found.log_sum + slack, inverse * found.cut + slack, found.drawn, drawn_scores, kept
+        )
+
+    def _scores(self, logits: Floats) -> Doubles:
+        changed = np.asarray(self._layer.finish(logits), np.float64) / self._rule.temperature
+        return np.where(np.isneginf(logits), -np.inf, changed)
+
+    def _listed(self, states: Floats, known: Known, rows: Ints, limit: int, drawn: Ints) -> Ints:
+        """Draw for states of which all words that the first truncation keeps are found; return the others."""
+        rule = self._rule
+        for times in _LISTED:
+            if not len(rows) or limit * times > _LISTED_MOST:
+                break
+            found = self._bounded(states[rows], known.of(rows), limit * times, 0)
+            if rule.top_k is not None:
+                least = found.scores[:, min(rule.top_k, found.scores.shape[1]) - 1]
+            else:
+                least = found.scores[:, 0] + np.log(rule.min_p or 1.0)
+            whole = (least > found.cut) | np.isneginf(found.cut)
+            uniform = self._uniforms(len(rows))
+            rising = found.scores[whole, ::-1]
+            shares = shares_of(rising * rule.temperature, rule)
+            drawn[rows[whole]] = drawn_of(found.words[whole, ::-1], shares, uniform[whole])
+            rows = rows[~whole]
+        return rows
+
+    def _tried(self, states: Floats, known: Known, rows: Ints, drawn: Ints, pending: Ints) -> Ints:
+        """Draw for states until the words are known to stay; return the others, whose words are pending or -1."""
+        levels = np.zeros(len(states))
+        for limit, draws in _STAGES:
+            if not len(rows):
+                break
+            found = self._bounded(states[rows], known.of(rows), limit, draws)
+            total = np.logaddexp(found.head, found.tail)
+            tries = self._uniforms(len(rows), 2, _TRIES)
+            share = np.exp(found.head - total)[:, None]
+            of_head = tries[:, 0] < share
+            taken = of_head | (tries[:, 1] < found.kept[:, :_TRIES])
+            live = np.arange(len(rows))
+            while len(live):
+                at = taken[live].argmax(1)
+                new = pending[rows[live]] < 0
+                words, scores = self._tried_words(found, live, at, of_head, tries[:, 0] / share)
+                names = rows[live]
+                pending[names] = np.where(new, np.where(taken[live, at], words, -1), pending[names])
+                levels[names] = np.where(new, scores, levels[names])
+                left = live[pending[names] >= 0]
+                verdict = self._verdicts(found, left, _Asked(pending[rows[left]], levels[rows[left]]))
+                stays, goes = left[verdict > 0], left[verdict < 0]
+                drawn[rows[stays]] = pending[rows[stays]]
+                pending[rows[goes]] = -1
+                # A word of the stage before is no try of this one.
+                tried = np.isin(goes, live[new])
+                taken[goes[tried], taken[goes[tried]].argmax(1)] = False
+                live = goes
+            rows = rows[drawn[rows] < 0]
+        return rows
+
+    @staticmethod
+    def _tried_words(found: _Bounded, live: Ints, at: Ints, of_head: Bits, uniform: Doubles) -> tuple[Ints, Doubles]:
+        """Return words and scores of one try of each live state."""
+        shares = np.exp(_minus(found.scores[live], found.scores[live, :1]))
+        sums = np.cumsum(shares, 1)
+        place = (sums <= (uniform[live, at] * sums[:, -1])[:, None]).sum(1)
+        place = np.minimum(place, np.maximum(np.isfinite(found.scores[live]).sum(1) - 1, 0))
+        here = of_head[live, at]
+        words = np.where(here, found.words[live, place], found.drawn[live, at])
+        return words, np.where(here, found.scores[live, place], found.drawn_scores[live, at])
+
+    def _verdicts(self, found: _Bounded, rows: Ints, asked: _Asked) -> npt.NDArray[np.int8]:
+        """Return of a word of each row: 1 if it stays, -1 if it goes, 0 if that is open."""
+        rule = self._rule
+        verdict = np.ones(len(rows), np.int8)
+        if rule.top_p is not None and "top_p" in rule.steps:
+            verdict = self._in_nucleus(found, rows, asked, rule.top_p)
+        if rule.epsilon_cutoff is not None:
+            verdict = self._above(found, rows, asked.scores, rule.epsilon_cutoff)
+        if rule.min_p is not None:
+            best, levels = found.scores[rows, 0], asked.scores
+            limit = np.log(rule.min_p)
+            sure = levels >= np.maximum(best, found.cut[rows]) + limit
+            verdict = np.where(levels < best + limit, -1, np.where(sure, verdict, np.minimum(verdict, 0)))
+        return verdict.astype(np.int8)
+
+    def _in_nucleus(self, found: _Bounded, rows: Ints, asked: _Asked, top_p: float) -> npt.NDArray[np.int8]:
+        """Say if the words above a word have less than `top_p` together: sums are shares of the head's."""
+        scores = found.scores[rows]
+        shares = np.exp(_minus(scores, found.head[rows, None]))
+        above = np.where(asked.above(found.words[rows], scores), shares, 0).sum(1)
+        tail = np.exp(found.tail[rows] - found.head[rows])
+        beyond = asked.scores <= found.cut[rows]  # words of the tail may be above it
+        most = above + np.where(beyond, tail * (1 - top_p), 0)
+        verdict = np.where(most < top_p, 1, np.where(above >= top_p * (1 + tail), -1, 0))
+        open_ = np.flatnonzero(verdict == 0)
+        if len(open_):
+            some, wider = rows[open_], beyond[open_]
+            higher = asked.of(open_).above(found.drawn[some, _TRIES:], found.drawn_scores[some, _TRIES:])
+            sample = found.kept[some, _TRIES:] * (top_p - higher)
+            least = np.where(wider, top_p - 1, 0.0)
+            limit = (above[open_] - top_p) / tail[open_]
+            width = top_p - least
+            verdict[open_] = is_mean_above(
+                np.clip((sample - least[:, None]) / width[:, None], 0, 1), (limit - least) / width
+            )
+        return verdict.astype(np.int8)
+
+    def _above(self, found: _Bounded, rows: Ints, levels: Doubles, least: float) -> npt.NDArray[np.int8]:
+        """Say if a word has at least the probability `least`, or is the likeliest."""
+        share = np.exp(levels - found.head[rows]) / least  # of the head; log Z must not be above it
+        tail = np.exp(found.tail[rows] - found.head[rows])
+        first = levels >= np.maximum(found.scores[rows, 0], found.cut[rows])
+        below = (share < 1) & (levels < found.scores[rows, 0])
+        verdict = np.where(first | (share >= 1 + tail), 1, np.where(below, -1, 0))
+        open_ = np.flatnonzero(verdict == 0)
+        if len(open_):
+            limit = (share[open_] - 1) / tail[open_]
+            verdict[open_] = -is_mean_above(found.kept[rows[open_], _TRIES:], limit)
+        return verdict.astype(np.int8)
+
+    def _full_of(self, states: Floats, known: Known, rows: Ints, drawn: Ints, pending: Ints) -> None:
+        """Draw for the rows from all logits; a pending word is the draw if it stays."""
+        words = self._layer.index.shape[0]
+        step = max(1, LOGITS_MOST // words)
+        for start in range(0, len(rows), step):
+            some = rows[start : start + step]
+            logits = np.array(self._layer.full(states[some]), np.float64)
+            state, column = np.nonzero(known.words[some] >= 0)
+            logits[state, known.words[some][state, column]] = known.logits[some][state, column]
+            shares = shares_of(logits, self._rule)
+            fresh = drawn_of(np.broadcast_to(np.arange(words), shares.shape), shares, self._uniforms(len(some)))
+            waits = pending[some]
+            stays = (waits >= 0) & (shares[np.arange(len(some)), waits] > 0)
+            drawn[some] = np.where(stays, waits, fresh)
+
+
+def _minus(left: Doubles, right: Doubles) -> Doubles:
+    """Return the difference; minus infinity where the left is."""
+    found: Doubles = np.where(np.isneginf(left), -np.inf, left - np.where(np.isfinite(right), right, 0))
+    return found

@@ -211,6 +211,19 @@ class DecoderCore:
         distances: numpy.typing.NDArray[numpy.float32] | None = None,
         tally: numpy.typing.NDArray[numpy.int64] | None = None,
     ) -> int: ...
+    def envelope(
+        self,
+        *,
+        hidden: numpy.typing.NDArray[numpy.float32],
+        shape: tuple[float, float],
+        out: numpy.typing.NDArray[numpy.int64] | None,
+        rows: numpy.typing.NDArray[numpy.int64],
+        logits: numpy.typing.NDArray[numpy.float32],
+        ends: numpy.typing.NDArray[numpy.float64],
+        uniforms: numpy.typing.NDArray[numpy.float64],
+        drawn: numpy.typing.NDArray[numpy.int64],
+        numbers: numpy.typing.NDArray[numpy.float32],
+    ) -> int: ...
     def keep(self, *, calls: int, candidates: int) -> int: ...
     @property
     def workspace_bytes(self) -> int: ...

@@ -12,6 +12,7 @@
 
 #include "bind/array.hpp"
 #include "bind/module.hpp"
+#include "decode/envelope.hpp"
 #include "decode/sums.hpp"
 #include "decode/workspace.hpp"
 
@@ -80,6 +81,11 @@ class DecoderCore {
                     const Array<float, 2>& values, const Array<std::int64_t, 2>& indices,
                     const std::optional<Array<float, 1>>& distances,
                     const std::optional<Array<std::int64_t, 1>>& tally);
+  std::int64_t envelope(const States& hidden, std::tuple<float, float> shape,
+                        const std::optional<Array<const std::int64_t, 2>>& out, const Array<std::int64_t, 2>& rows,
+                        const Array<float, 2>& logits, const Array<double, 2>& ends,
+                        const Array<const double, 2>& uniforms, const Array<std::int64_t, 2>& drawn,
+                        const Array<float, 3>& numbers);
   std::size_t keep(std::size_t count, std::size_t limit);
   std::size_t workspace_bytes() { return spaces_.bytes(); }
 
@@ -333,6 +339,74 @@ std::int64_t DecoderCore::candidates(const States& hidden, Two coarse, const Arr
   return -1;
 }
 
+// The rows of the largest upper bounds; of the others the largest bound and log of the sum of exp, in ends [n, 2]; and
+// rows drawn from these, with their bounds and, as for the first ones, exact logits if there are exact rows.
+std::int64_t DecoderCore::envelope(const States& hidden, std::tuple<float, float> shape,
+                                   const std::optional<Array<const std::int64_t, 2>>& out,
+                                   const Array<std::int64_t, 2>& rows, const Array<float, 2>& logits,
+                                   const Array<double, 2>& ends, const Array<const double, 2>& uniforms,
+                                   const Array<std::int64_t, 2>& drawn, const Array<float, 3>& numbers) {
+  require(blocks_.has_value() && projection_.turned >= projection_.dimension, "envelope: needs blocks, all directions");
+  const std::size_t dimension = projection_.dimension, count = hidden.shape(0);
+  const std::size_t limit = rows.shape(1), draws = uniforms.shape(1), outs = out ? out->shape(1) : 0;
+  require(hidden.shape(1) == dimension && limit >= 1 && rows.shape(0) == count && logits.has_shape(count, limit) &&
+              ends.has_shape(count, 2) && uniforms.shape(0) == count && drawn.has_shape(count, draws) &&
+              numbers.has_shape(count, draws, 2) && (!out || out->shape(0) == count),
+          "envelope: array shapes do not fit together");
+  require(!out || std::all_of(out->data(), out->data() + out->size(),
+                              [this](std::int64_t row) { return row < static_cast<std::int64_t>(rows_); }),
+          "out: beyond the rows");
+  const Shape change{std::get<0>(shape), std::get<1>(shape)};
+  const float* state = hidden.data();
+  nb::gil_scoped_release released;
+  for (std::size_t q = 0; q < count; ++q)
+    if (!are_within(state + q * dimension, dimension, kLargestState)) return static_cast<std::int64_t>(q);
+  Workspaces::Lease lease(spaces_);
+  Workspace& space = *lease;
+  Envelope envelopes[BlockScan::kQueries];
+  // In the order of the candidates.
+  const auto score = [&](const float* one, std::vector<Logit>& candidates) {
+    space.scored.clear();
+    if (exact_.has_value())
+      rank_candidates(*exact_, one, candidates, 1, false, {}, space.scored);
+    else
+      space.scored.resize(candidates.size(), {-kInfinity, -kInfinity, kNoRow});
+  };
+  for (std::size_t first = 0; first < count; first += BlockScan::kQueries) {
+    const std::size_t some = std::min(BlockScan::kQueries, count - first);
+    const CodedQuery* queries[BlockScan::kQueries];
+    for (std::size_t q = 0; q < some; ++q) {
+      space.queries[q].assign(projection_, state + (first + q) * dimension, blocks_->width, true);
+      queries[q] = &space.queries[q];
+    }
+    Envelope::bound(*blocks_, rows_, {queries, some}, {envelopes, some});
+    for (std::size_t q = 0; q < some; ++q) {
+      const std::size_t at = first + q;
+      const float* one = state + at * dimension;
+      envelopes[q].close({out ? out->data() + at * outs : nullptr, outs}, limit, change, space.largest[0]);
+      std::vector<Logit>& head = space.largest[0].finish();
+      score(one, head);
+      for (std::size_t i = 0; i < limit; ++i) {
+        rows[at * limit + i] = i < head.size() ? static_cast<std::int64_t>(head[i].row) : -1;
+        logits[at * limit + i] = i < head.size() ? space.scored[i].key : -kInfinity;
+      }
+      ends[2 * at] = envelopes[q].largest();
+      ends[2 * at + 1] = envelopes[q].log_sum();
+      const bool some_left = ends[2 * at] > -kInfinity;
+      space.candidates.clear();
+      for (std::size_t i = 0; some_left && i < draws; ++i)
+        space.candidates.push_back(envelopes[q].draw(uniforms.data()[at * draws + i]));
+      score(one, space.candidates);
+      for (std::size_t i = 0; i < draws; ++i) {
+        drawn[at * draws + i] = some_left ? static_cast<std::int64_t>(space.candidates[i].row) : -1;
+        numbers[2 * (at * draws + i)] = some_left ? space.candidates[i].key : -kInfinity;
+        numbers[2 * (at * draws + i) + 1] = some_left ? space.scored[i].key : -kInfinity;
+      }
+    }
+  }
+  return -1;
+}
+
 // With exact rows fills values and indices of the k largest; without, of the k best by estimate. Hidden states beyond
 // the radius are walked for with another effort; beyond its own radius, too, they are left without an answer.
 std::int64_t DecoderCore::walk(const States& hidden, Three near, float radius, Three far, float far_radius,
@@ -401,6 +475,8 @@ void register_decoder(nb::module_& m) {
       .def("walk", &DecoderCore::walk, nb::kw_only(), "hidden"_a, "near"_a, "radius"_a = kNoBound,
            "far"_a = DecoderCore::Three(0, 0, 0), "far_radius"_a = 0.0F, "values"_a, "indices"_a,
            "distances"_a.none() = nb::none(), "tally"_a.none() = nb::none())
+      .def("envelope", &DecoderCore::envelope, nb::kw_only(), "hidden"_a, "shape"_a, "out"_a.none(), "rows"_a,
+           "logits"_a, "ends"_a, "uniforms"_a, "drawn"_a, "numbers"_a)
       .def("keep", &DecoderCore::keep, nb::kw_only(), "calls"_a, "candidates"_a)
       .def_prop_ro("workspace_bytes", &DecoderCore::workspace_bytes);
 }

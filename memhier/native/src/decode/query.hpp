@@ -42,14 +42,18 @@ class CodedQuery {
   Spread spread(std::size_t width) const;
   // For directions that are all turned; codes are no wider, except where padding rounds them up.
   static std::size_t planned_bytes(const Projection& projection) {
-    return (projection.dimension + projection.turned + 4) * sizeof(float) + projection.turned + 64;
+    return (3 * projection.dimension + projection.turned + 4) * sizeof(float) + projection.turned + 64;
   }
-  std::size_t held_bytes() const { return (away_.capacity() + z_.capacity()) * sizeof(float) + bytes_.capacity(); }
+  std::size_t held_bytes() const {
+    return (away_.capacity() + z_.capacity()) * sizeof(float) + precise_.capacity() * sizeof(double) +
+           bytes_.capacity();
+  }
 
  private:
   void round(std::size_t width);
 
   std::vector<float> away_, z_;
+  std::vector<double> precise_;     // away_ without a loss, for bounds
   std::vector<std::int8_t> bytes_;  // [width], zeros up to a multiple of 64
   std::size_t turned_ = 0, width_ = 0;
   float step_ = 0, shift_ = 0;

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "bind/simd.hpp"
+#include "decode/exp.hpp"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -14,7 +15,6 @@
 namespace memhier {
 namespace {
 
-using Dots = std::int32_t (*)[kChunkRows];
 constexpr std::size_t kLanes = 16;
 
 // Plain products of a chunk's first `width` directions: for a compiler to vectorise over the rows.
@@ -74,6 +74,8 @@ MEMHIER_VNNI std::size_t above_vnni(const float* values, float threshold, std::u
 }
 #endif
 
+}  // namespace
+
 void dot_chunk(const std::uint8_t* codes, std::size_t width, std::span<const CodedQuery* const> queries, Dots dots) {
   const std::int8_t* bytes[BlockScan::kQueries];
   for (std::size_t q = 0; q < queries.size(); ++q) bytes[q] = queries[q]->bytes();
@@ -93,6 +95,8 @@ void dot_chunk(const std::uint8_t* codes, std::size_t width, std::span<const Cod
 #endif
   for (std::size_t q = 0; q < queries.size(); ++q) dot_chunk_plain(codes, width, bytes[q], dots[q]);
 }
+
+namespace {
 
 std::size_t above(const float* values, float threshold, std::uint16_t* at) {
 #if defined(__x86_64__)
@@ -117,26 +121,6 @@ void margins_of_chunk(const RowNumbers& rows, std::size_t first, const Spread& s
 #pragma omp simd
   for (std::size_t i = 0; i < kChunkRows; ++i)
     margins[i] = margin_of(rows, static_cast<std::uint32_t>(first + i), spread, shift);
-}
-
-// exp to a millionth of it for x up to 80; exactly zero below -80, where nothing counts.
-MEMHIER_INLINE float exp_of(float x) {
-  constexpr float kMagic = 12582912;  // 1.5 * 2^23: adding it leaves the rounded value in the low bits
-  const float bounded = std::max(x, -80.F);
-  const float shifted = bounded * 1.44269504F + kMagic;
-  const float whole = shifted - kMagic;
-  const float rest = (bounded - whole * 0.693145752F) - whole * 1.42860677e-6F;
-  float power = 1.38888889e-3F;
-  power = power * rest + 8.33333333e-3F;
-  power = power * rest + 4.16666667e-2F;
-  power = power * rest + 1.66666667e-1F;
-  power = power * rest + 0.5F;
-  power = power * rest + 1;
-  power = power * rest + 1;
-  const auto exponent =
-      static_cast<std::uint32_t>(std::bit_cast<std::int32_t>(shifted) - std::bit_cast<std::int32_t>(kMagic));
-  const float scaled = std::bit_cast<float>(std::bit_cast<std::uint32_t>(power) + (exponent << 23));
-  return x < -80 ? 0 : scaled;
 }
 
 struct Three {

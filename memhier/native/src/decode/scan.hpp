@@ -57,6 +57,11 @@ inline float margin_of(const RowNumbers& rows, std::uint32_t row, const Spread& 
          kRounding * terms;
 }
 
+using Dots = std::int32_t (*)[kChunkRows];
+
+// Products of the codes of a chunk with up to four queries, by the first `width` directions.
+void dot_chunk(const std::uint8_t* codes, std::size_t width, std::span<const CodedQuery* const> queries, Dots dots);
+
 // Estimates of all rows for up to four queries at once, by the first `width` directions. Bounds and sums need all of
 // them.
 class BlockScan {

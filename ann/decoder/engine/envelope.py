@@ -1,0 +1,71 @@
+"""Upper bounds of all logits: the rows of the largest, the sum of exp of the others, and rows drawn from these."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from memhier.ann.decoder.layer import Floats, Ints
+
+__all__ = ["AS_IS", "Envelope", "Shape", "ask_core"]
+
+Doubles: TypeAlias = npt.NDArray[np.float64]
+
+
+class Shape(NamedTuple):
+    """The change of a logit before its exp: a cap, none at zero, as ``cap * tanh(logit / cap)``; then a factor."""
+
+    cap: float = 0.0
+    inverse: float = 1.0
+
+    def __call__(self, logits: npt.NDArray[Any]) -> Doubles:
+        """Return changed logits, float64; the factor is not among the change."""
+        wide = logits.astype(np.float64)
+        return self.cap * np.tanh(wide / self.cap) if self.cap > 0 else wide
+
+
+AS_IS = Shape()
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """A head of exact logits and a tail of bounds, for each of n hidden states.
+
+    Attributes
+    ----------
+    rows, logits
+        int64 and float32 ``[n, m]``: the rows of the m largest bounds, in any order, and their exact logits; -1 and
+        minus infinity for none.
+    cut, log_sum
+        float64 ``[n]``: of all other rows, the largest bound, and log of the sum of exp of the bounds, which are
+        capped, times the factor.
+    drawn, bounds, drawn_logits
+        int64 and float32 ``[n, t]``: rows drawn from the others in proportion to exp of their bounds, each independent
+        of all; their capped bounds, and their exact logits.
+    """
+
+    rows: Ints
+    logits: Floats
+    cut: Doubles
+    log_sum: Doubles
+    drawn: Ints
+    bounds: Floats
+    drawn_logits: Floats
+
+
+def ask_core(
+    core: Any, hidden: Floats, limit: int, uniforms: Doubles, shape: Shape, out: Ints | None
+) -> tuple[int, Envelope]:
+    """Return the number of the first state that is not finite, -1 for none, and the envelope of a core."""
+    count, draws = uniforms.shape
+    rows, logits = np.empty((count, limit), np.int64), np.empty((count, limit), np.float32)
+    ends, drawn = np.empty((count, 2)), np.empty((count, draws), np.int64)
+    numbers = np.empty((count, draws, 2), np.float32)
+    out = None if out is None else np.ascontiguousarray(out)
+    bad = core.envelope(
+        hidden=hidden, shape=tuple(shape), out=out, rows=rows, logits=logits, ends=ends, uniforms=uniforms,
+        drawn=drawn, numbers=numbers,
+    )  # fmt: skip
+    bounds, found = numbers[:, :, 0], numbers[:, :, 1]
+    return bad, Envelope(rows, logits, ends[:, 0], ends[:, 1], drawn, bounds, found)

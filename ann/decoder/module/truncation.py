@@ -1,0 +1,171 @@
+"""The choice of words that a sampler draws among: temperature, then truncations in the order of transformers."""
+
+from dataclasses import dataclass, fields
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from memhier.ann.decoder.layer import Ints
+
+__all__ = ["Truncation", "drawn_of", "shares_of"]
+
+_SORTED = (512, 4096)  # words to sort before all are sorted
+
+Doubles: TypeAlias = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """A temperature, and truncations, each of the words that the one before has left; None for none.
+
+    Attributes
+    ----------
+    temperature
+        Divides logits.
+    top_k
+        Keeps so many of the likeliest words.
+    top_p
+        Keeps the likeliest words that together have this probability, the word that completes it among them; of equal
+        words at the end, the last in number.
+    min_p
+        Keeps words of at least this share of the likeliest word's probability.
+    typical_p
+        Keeps the words whose information is nearest to the entropy and that together have this probability.
+    epsilon_cutoff
+        Keeps words of at least this probability, and the likeliest.
+    eta_cutoff
+        Keeps words of at least the smaller of this and its root times exp of minus the entropy, and the likeliest.
+    """
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    epsilon_cutoff: float | None = None
+    eta_cutoff: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.temperature < np.inf:
+            raise ValueError(
+                f"temperature={self.temperature!r}: expected above 0; for the likeliest word, topk(hidden, 1)"
+            )
+        for name in ("top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value <= 1:
+                raise ValueError(f"{name}={value!r}: expected above 0, at most 1")
+
+    @property
+    def steps(self) -> tuple[str, ...]:
+        """The names of the truncations that are set, in their order."""
+        names = (each.name for each in fields(self))
+        return tuple(name for name in names if name != "temperature" and self._cuts(name))
+
+    def _cuts(self, name: str) -> bool:
+        value = getattr(self, name)
+        return value is not None and not (name in ("top_p", "typical_p") and value == 1)
+
+
+def shares_of(logits: npt.NDArray[np.floating], rule: Truncation) -> Doubles:
+    """Return the probabilities of words after a truncation, float64 ``[n, c]``; zero for words it takes out.
+
+    Parameters
+    ----------
+    logits
+        ``[n, c]``: of all words, or of words that are all those which the first truncation keeps. Of equal ones the
+        last is the first to stay.
+    """
+    scores = logits.astype(np.float64) / rule.temperature
+    for name in rule.steps:
+        scores[_STEPS[name](scores, getattr(rule, name))] = -np.inf
+    return _softmax(scores)
+
+
+def drawn_of(words: Ints, shares: Doubles, uniform: Doubles) -> Ints:
+    """Return the word of each state that a uniform number in [0, 1) falls on, int64 ``[n]``.
+
+    Parameters
+    ----------
+    words, shares
+        ``[n, c]``; shares need not add up to 1.
+    """
+    if not len(words):
+        return np.empty(0, np.int64)
+    sums = np.cumsum(shares, 1)
+    at = (sums <= (uniform * sums[:, -1])[:, None]).sum(1)
+    last = shares.shape[1] - 1 - np.argmax(shares[:, ::-1] > 0, axis=1)  # rounding may leave a little after it
+    drawn: Ints = words[np.arange(len(words)), np.minimum(at, last)]
+    return drawn
+
+
+def _softmax(scores: Doubles) -> Doubles:
+    shares: Doubles = np.exp(scores - scores.max(1, keepdims=True))
+    shares /= shares.sum(1, keepdims=True)
+    return shares
+
+
+def _entropy(shares: Doubles) -> Doubles:
+    logs = np.log(shares, out=np.zeros_like(shares), where=shares > 0)
+    entropy: Doubles = -(shares * logs).sum(1, keepdims=True)
+    return entropy
+
+
+def _beyond_top_k(scores: Doubles, top_k: int) -> npt.NDArray[np.bool_]:
+    words = scores.shape[1]
+    least = np.partition(scores, words - min(top_k, words), axis=1)[:, words - min(top_k, words), None]
+    found: npt.NDArray[np.bool_] = scores < least
+    return found
+
+
+def _beyond_top_p(scores: Doubles, top_p: float) -> npt.NDArray[np.bool_]:
+    shares, words = _softmax(scores), scores.shape[1]
+    beyond = np.ones(scores.shape, bool)
+    for count in (*(count for count in _SORTED if 4 * count <= words), words):
+        some = np.sort(np.argpartition(shares, words - count, axis=1)[:, words - count :]) if count < words else None
+        kept = shares if some is None else np.take_along_axis(shares, some, 1)
+        # Of equal words at the end of those sorted, others may come first.
+        if some is not None and (kept.sum(1) - count * kept.min(1) < top_p).any():
+            continue
+        falling = np.argsort(kept, axis=1, kind="stable")[:, ::-1]
+        ordered = np.take_along_axis(kept, falling, 1)
+        order = falling if some is None else np.take_along_axis(some, falling, 1)
+        np.put_along_axis(beyond, order, np.cumsum(ordered, 1) - ordered >= top_p, 1)
+        break
+    return beyond
+
+
+def _beyond_min_p(scores: Doubles, min_p: float) -> npt.NDArray[np.bool_]:
+    found: npt.NDArray[np.bool_] = scores < scores.max(1, keepdims=True) + np.log(min_p)
+    return found
+
+
+def _beyond_typical_p(scores: Doubles, typical_p: float) -> npt.NDArray[np.bool_]:
+    shares = _softmax(scores)
+    with np.errstate(divide="ignore"):
+        away = np.abs(-np.log(shares) - _entropy(shares))
+    order = np.argsort(away, axis=1)
+    sums = np.cumsum(np.take_along_axis(shares, order, 1), 1)
+    last = np.minimum((sums < typical_p).sum(1, keepdims=True), scores.shape[1] - 1)
+    found: npt.NDArray[np.bool_] = away > np.take_along_axis(away, np.take_along_axis(order, last, 1), 1)
+    return found
+
+
+def _beyond_epsilon(scores: Doubles, epsilon: float | Doubles) -> npt.NDArray[np.bool_]:
+    found: npt.NDArray[np.bool_] = (_softmax(scores) < epsilon) & (scores < scores.max(1, keepdims=True))
+    return found
+
+
+def _beyond_eta(scores: Doubles, epsilon: float) -> npt.NDArray[np.bool_]:
+    entropy = _entropy(_softmax(scores))
+    return _beyond_epsilon(scores, np.minimum(epsilon, np.sqrt(epsilon) * np.exp(-entropy)))
+
+
+_STEPS = {
+    "top_k": _beyond_top_k,
+    "top_p": _beyond_top_p,
+    "min_p": _beyond_min_p,
+    "typical_p": _beyond_typical_p,
+    "epsilon_cutoff": _beyond_epsilon,
+    "eta_cutoff": _beyond_eta,
+}

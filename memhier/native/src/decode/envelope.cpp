@@ -1,0 +1,164 @@
+// Upper bounds of logits, their sums by chunk, and draws: a chunk by its sum, then a row of it.
+#include "decode/envelope.hpp"
+
+#include <algorithm>
+#include <cassert>
+#include <cmath>
+
+#include "decode/exp.hpp"
+
+namespace memhier {
+namespace {
+
+// 16 times the loss of a cap in single precision, as a share of the cap.
+constexpr float kCapRounding = 2e-6F;
+
+struct Line {  // the numbers of a query
+  Spread spread;
+  float shift, step;
+  std::int32_t excess;
+};
+
+MEMHIER_CLONES
+void bound_chunk(const std::int32_t* dots, const RowNumbers& rows, std::size_t first, const Line& query,
+                 float* bounds) {
+  // Of this chunk: a row's number that might wrap around would keep the loop from vectors.
+  const RowNumbers these{rows.offsets + first, rows.scales + first, rows.outside + first, rows.lost + first,
+                         rows.coded + first};
+  const Line line = query;
+#pragma omp simd
+  for (std::uint32_t i = 0; i < kChunkRows; ++i) {
+    const float estimate =
+        (these.offsets[i] + line.shift) + these.scales[i] * (line.step * static_cast<float>(dots[i] - line.excess));
+    bounds[i] = estimate + margin_of(these, i, line.spread, line.shift);
+  }
+}
+
+// cap * tanh(bound / cap), rounded up; rows that are out stay out.
+MEMHIER_CLONES
+void cap_chunk(float* bounds, float cap) {
+#pragma omp simd
+  for (std::size_t i = 0; i < kChunkRows; ++i) {
+    const float twice = std::min(std::max(2 / cap * bounds[i], -40.F), 40.F);
+    const float capped = cap * (1 - 2 / (exp_of(twice) + 1)) + kCapRounding * cap;
+    bounds[i] = bounds[i] == -kInfinity ? -kInfinity : capped;
+  }
+}
+
+// In lanes, as a compiler must not reorder comparisons of floats.
+MEMHIER_CLONES
+float largest_of(const float* bounds) {
+  constexpr std::size_t kLanes = 16;
+  float lanes[kLanes];
+  std::copy_n(bounds, kLanes, lanes);
+  for (std::size_t i = kLanes; i < kChunkRows; i += kLanes)
+    for (std::size_t j = 0; j < kLanes; ++j) lanes[j] = bounds[i + j] > lanes[j] ? bounds[i + j] : lanes[j];
+  return *std::max_element(lanes, lanes + kLanes);
+}
+
+MEMHIER_CLONES
+void exps(const float* bounds, float inverse, float reference, float* out) {
+#pragma omp simd
+  for (std::size_t i = 0; i < kChunkRows; ++i) out[i] = exp_of(inverse * (bounds[i] - reference));
+}
+
+MEMHIER_CLONES
+float sum_of_exps(const float* bounds, float inverse, float reference) {
+  float sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (std::size_t i = 0; i < kChunkRows; ++i) sum += exp_of(inverse * (bounds[i] - reference));
+  return sum;
+}
+
+constexpr std::size_t kLane = 16;
+
+MEMHIER_CLONES
+void add_lanes(const float* values, float* sums) {
+  for (std::size_t lane = 0; lane < kChunkRows / kLane; ++lane) {
+    float sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (std::size_t i = 0; i < kLane; ++i) sum += values[lane * kLane + i];
+    sums[lane] = sum;
+  }
+}
+
+}  // namespace
+
+void Envelope::bound(const BlockCodes& blocks, std::size_t rows, std::span<const CodedQuery* const> queries,
+                     std::span<Envelope> envelopes) {
+  alignas(64) std::int32_t dots[BlockScan::kQueries][kChunkRows];
+  Line lines[BlockScan::kQueries];
+  for (std::size_t q = 0; q < queries.size(); ++q) {
+    const CodedQuery& query = *queries[q];
+    lines[q] = {query.spread(blocks.width), query.shift(), query.step(), query.excess(blocks.width)};
+    envelopes[q].bounds_.resize(blocks.padded_rows);
+  }
+  for (std::size_t first = 0; first < blocks.padded_rows; first += kChunkRows) {
+    dot_chunk(blocks.codes + first * blocks.width, blocks.width, queries, dots);
+    for (std::size_t q = 0; q < queries.size(); ++q)
+      bound_chunk(dots[q], blocks.numbers, first, lines[q], envelopes[q].bounds_.data() + first);
+  }
+  for (std::size_t q = 0; q < queries.size(); ++q)
+    std::fill(envelopes[q].bounds_.begin() + static_cast<std::ptrdiff_t>(rows), envelopes[q].bounds_.end(), -kInfinity);
+}
+
+void Envelope::close(std::span<const std::int64_t> out, std::size_t limit, const Shape& shape, Largest& head) {
+  for (const std::int64_t row : out)
+    if (row >= 0) bounds_[static_cast<std::size_t>(row)] = -kInfinity;
+  head.start(limit);
+  for (std::size_t first = 0; first < bounds_.size(); first += kChunkRows) {
+    float* bounds = bounds_.data() + first;
+    if (shape.cap > 0) cap_chunk(bounds, shape.cap);
+    if (!(largest_of(bounds) > head.threshold())) continue;
+    for (std::size_t i = 0; i < kChunkRows; ++i)
+      if (bounds[i] > head.threshold()) head.offer({bounds[i], bounds[i], static_cast<std::uint32_t>(first + i)});
+  }
+  for (const Logit& found : head.finish()) bounds_[found.row] = -kInfinity;
+  largest_ = -kInfinity;
+  for (std::size_t first = 0; first < bounds_.size(); first += kChunkRows)
+    largest_ = std::max(largest_, largest_of(bounds_.data() + first));
+  inverse_ = shape.inverse;
+  ends_.assign(bounds_.size() / kChunkRows, 0);
+  if (largest_ == -kInfinity) return;
+  double sum = 0;
+  for (std::size_t chunk = 0; chunk < ends_.size(); ++chunk) {
+    sum += sum_of_exps(bounds_.data() + chunk * kChunkRows, inverse_, largest_);
+    ends_[chunk] = sum;
+  }
+}
+
+double Envelope::log_sum() const {
+  if (largest_ == -kInfinity) return -static_cast<double>(kInfinity);
+  return static_cast<double>(inverse_) * static_cast<double>(largest_) + std::log(ends_.back());
+}
+
+Logit Envelope::draw(double uniform) const {
+  assert(largest_ > -kInfinity);
+  const double target = uniform * ends_.back();
+  auto end = std::upper_bound(ends_.begin(), ends_.end(), target);
+  if (end == ends_.end()) --end;
+  const auto chunk = static_cast<std::size_t>(end - ends_.begin());
+  assert(chunk < ends_.size());
+  const float* bounds = bounds_.data() + chunk * kChunkRows;
+  alignas(64) float each[kChunkRows];
+  exps(bounds, inverse_, largest_, each);
+  float lanes[kChunkRows / kLane];
+  add_lanes(each, lanes);
+  double left = target - (chunk > 0 ? ends_[chunk - 1] : 0);
+  std::size_t lane = 0;
+  for (; lane + 1 < kChunkRows / kLane && left >= static_cast<double>(lanes[lane]); ++lane)
+    left -= static_cast<double>(lanes[lane]);
+  std::size_t last = kChunkRows;  // rounding may leave a little after the last row
+  for (std::size_t i = lane * kLane; i < kChunkRows; ++i) {
+    if (each[i] <= 0) continue;
+    last = i;
+    left -= static_cast<double>(each[i]);
+    if (left < 0) break;
+  }
+  for (std::size_t i = kChunkRows; last == kChunkRows && i-- > 0;)
+    if (each[i] > 0) last = i;
+  assert(last < kChunkRows);
+  return {bounds[last], bounds[last], static_cast<std::uint32_t>(chunk * kChunkRows + last)};
+}
+
+}  // namespace memhier

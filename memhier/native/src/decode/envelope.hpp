@@ -1,0 +1,42 @@
+// Upper bounds of all logits of a hidden state, and draws of rows in proportion to exp of their bounds.
+//
+// A draw that is kept with the probability exp(logit - bound) has the distribution of the softmax.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "decode/exact.hpp"
+#include "decode/query.hpp"
+#include "decode/scan.hpp"
+
+namespace memhier {
+
+// The change of a logit before its exp: a cap, none at zero, as cap * tanh(logit / cap); then a factor.
+struct Shape {
+  float cap, inverse;
+};
+
+class Envelope {
+ public:
+  // Bounds of all rows for up to four queries; the first `rows` are rows of the layer.
+  static void bound(const BlockCodes& blocks, std::size_t rows, std::span<const CodedQuery* const> queries,
+                    std::span<Envelope> envelopes);
+  // Takes the given rows out, then the `limit` of the largest bounds, which go to `head`; adds up exp of the others.
+  void close(std::span<const std::int64_t> out, std::size_t limit, const Shape& shape, Largest& head);
+  // The largest bound that is left, capped; minus infinity for none.
+  float largest() const { return largest_; }
+  // log of the sum of exp of all bounds that are left.
+  double log_sum() const;
+  // The row that a uniform number in [0, 1) falls on, if any is left; its key is its bound.
+  Logit draw(double uniform) const;
+
+ private:
+  std::vector<float> bounds_;
+  std::vector<double> ends_;  // sums of the chunks up to each
+  float largest_ = -kInfinity, inverse_ = 1;
+};
+
+}  // namespace memhier

@@ -1,0 +1,209 @@
+"""Words drawn without the full product: chi-square and total variation against the full softmax; truncations."""
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+torch.set_num_threads(1)
+
+from memhier import backend  # noqa: E402
+from memhier.ann import LogitIndex, TopKSoftmax  # noqa: E402
+from memhier.ann.decoder.engine.envelope import Shape  # noqa: E402
+from memhier.ann.decoder.module.evidence import is_mean_above  # noqa: E402
+from memhier.ann.decoder.module.sampling import Known, Layer, Sampler  # noqa: E402
+from memhier.ann.decoder.module.truncation import Truncation, drawn_of, shares_of  # noqa: E402
+from tests.ann.distribution import check_distribution  # noqa: E402
+
+WORDS, DIMENSION = 1500, 24
+RULES = [
+    {}, {"temperature": 0.5}, {"temperature": 2.5}, {"top_p": 0.9}, {"top_p": 0.3}, {"top_p": 0.97, "temperature": 2.0},
+    {"top_k": 5}, {"top_k": 400}, {"top_k": 50, "top_p": 0.8}, {"min_p": 0.05}, {"min_p": 0.01, "temperature": 3.0},
+    {"top_p": 0.9, "min_p": 0.1}, {"typical_p": 0.7}, {"epsilon_cutoff": 0.002}, {"eta_cutoff": 0.002},
+    {"top_k": 30, "typical_p": 0.6, "eta_cutoff": 0.01}, {"top_p": 0.95, "epsilon_cutoff": 0.001},
+]  # fmt: skip
+
+
+def make_layer(words=WORDS, dimension=DIMENSION, *, strength=3.0, heavy=False, seed=0):
+    """Return a layer and states, whose directions fall off; heavy rows lie along directions that codes leave out."""
+    rng = np.random.default_rng(seed)
+    weight = rng.normal(size=(words, dimension)).astype(np.float32)
+    if heavy:
+        weight[:, -6:] *= rng.pareto(1.5, size=(words, 1)) + 0.1
+    bias = rng.normal(size=words).astype(np.float32)
+    falling = strength / np.arange(1, dimension + 1) ** 0.7
+    return weight, bias, (rng.normal(size=(400, dimension)) * falling).astype(np.float32)
+
+
+def logits_of(index, states):
+    layer = index.layer
+    return states.astype(np.float64) @ layer.weight.T.astype(np.float64) + layer.bias
+
+
+def draws_of(index, state, rule, count, seed=1, **more):
+    layer = Layer(index, lambda states: logits_of(index, states).astype(np.float32), **more)
+    sampler = Sampler(layer, rule, torch.Generator().manual_seed(seed))
+    return sampler(np.repeat(state[None], count, 0)), sampler
+
+
+@pytest.mark.parametrize("options", RULES, ids=str)
+def test_draws_have_the_distribution_of_the_full_layer(options):
+    weight, bias, states = make_layer()
+    index = LogitIndex.build(weight, bias, contexts=states[:300], method="preview", rank=8)
+    rule = Truncation(**options)
+    drawn, _ = draws_of(index, states[301], rule, 1500)
+    check_distribution(drawn, shares_of(logits_of(index, states[301:302]), rule)[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("heavy", [False, True])
+@pytest.mark.parametrize("strength", [0.05, 1.0, 6.0])
+@pytest.mark.parametrize("options", RULES, ids=str)
+def test_twenty_thousand_draws_of_flat_and_peaked_states(options, strength, heavy):
+    weight, bias, states = make_layer(3000, 40, strength=strength, heavy=heavy, seed=4)
+    index = LogitIndex.build(weight, bias, contexts=states[:300], method="preview", rank=8)
+    rule = Truncation(**options)
+    drawn, _ = draws_of(index, states[333], rule, 20_000)
+    check_distribution(drawn, shares_of(logits_of(index, states[333:334]), rule)[0])
+
+
+@pytest.mark.parametrize("options", [{}, {"top_p": 0.9}, {"top_k": 20}, {"min_p": 0.05}], ids=str)
+@pytest.mark.parametrize("cap", [0.0, 4.0])
+def test_scales_caps_and_words_that_were_changed_count(options, cap):
+    weight, bias, states = make_layer()
+    index = LogitIndex.build(weight, bias, contexts=states[:300], method="preview", rank=8)
+    shape, rule, state = Shape(cap, 0.5 if not cap else 1.0), Truncation(**options), states[310]
+
+    def finish(logits):
+        return shape(logits) * shape.inverse
+
+    def full(some):
+        return finish(logits_of(index, some)).astype(np.float32)
+
+    logits = finish(logits_of(index, state[None]))
+    likeliest = np.argsort(-logits[0])
+    words = np.concatenate([likeliest[[0, 3, 40]], likeliest[[900, 1000]], [-1]])
+    changed = np.array([-np.inf, 1.0, 2.0, float(logits.max()), -np.inf, 7.0])
+    known = Known(np.repeat(words[None], 1500, 0), np.repeat(changed[None], 1500, 0))
+    sampler = Sampler(Layer(index, full, finish, shape), rule, torch.Generator().manual_seed(2))
+    drawn = sampler(np.repeat(state[None], 1500, 0), known)
+    logits[0, words[:-1]] = changed[:-1]
+    check_distribution(drawn, shares_of(logits, rule)[0])
+
+
+@pytest.mark.filterwarnings("ignore:.*hidden states are unlike the contexts")
+def test_wide_rows_alone_take_the_full_product():
+    weight, bias, states = make_layer(6000, 64, strength=1.0)
+    index = LogitIndex.build(weight, bias, contexts=states[:300], method="preview")
+    asked = []
+
+    def full(some):
+        asked.append(len(some))
+        return logits_of(index, some).astype(np.float32)
+
+    narrow = 8 * states[300:330]
+    sampler = Sampler(Layer(index, full), Truncation(top_p=0.9), torch.Generator().manual_seed(0))
+    sampler(np.concatenate([narrow, 0.01 * states[330:332]]))
+    assert sum(asked) <= 4
+    assert sampler.full_rows == ({"undecided": sum(asked)} if asked else {})
+
+
+def test_each_state_that_takes_the_full_product_is_counted_by_cause():
+    head = torch.nn.Linear(DIMENSION, WORDS)
+    weight, bias, states = make_layer()
+    head.weight.data, head.bias.data = torch.from_numpy(weight), torch.from_numpy(bias)
+    contexts, hidden = torch.from_numpy(states[:300]), torch.from_numpy(states[300:307])
+    decoder = TopKSoftmax.from_linear(head, k=10, contexts=contexts, method="preview")
+    for _ in range(2):
+        decoder.sample(hidden, typical_p=0.9)
+    decoder.sample(hidden, top_p=0.9, eta_cutoff=0.01)
+    decoder.sample(hidden, top_k=20, eta_cutoff=0.01)
+    assert decoder.stats()["sampled_in_full"] == {"typical_p": 14, "eta_cutoff": 7}
+    small = TopKSoftmax.from_linear(head, k=10, contexts=contexts)
+    small.sample(hidden.repeat(100, 1), top_p=0.9)
+    assert small.stats()["sampled_in_full"] == {"faster": 700}
+
+
+def test_both_cores_bound_and_draw_alike(monkeypatch):
+    if backend.core is None:
+        pytest.skip("no compiled core to compare with")
+    weight, bias, states = make_layer()
+    uniforms, asked = np.random.default_rng(0).random((7, 40)), states[300:307]
+    out = np.random.default_rng(1).permuted(np.tile(np.arange(WORDS), (7, 1)), axis=1)[:, :9]
+    out[:, 3] = -1
+    for shape in (Shape(), Shape(0.0, 2.5), Shape(5.0, 0.4)):
+        monkeypatch.undo()
+        compiled = LogitIndex.build(weight, bias, contexts=states[:300], method="preview", rank=8)
+        right = compiled.envelope(asked, 50, uniforms, shape, out=out)
+        monkeypatch.setattr(backend, "core", None)
+        plain = LogitIndex.build(weight, bias, contexts=states[:300], method="preview", rank=8)
+        found = plain.envelope(asked, 50, uniforms, shape, out=out)
+        assert (np.sort(found.rows) == np.sort(right.rows)).mean() > 0.99
+        assert not (right.rows[:, :, None] == out[:, None, :]).any()
+        np.testing.assert_allclose(found.cut, right.cut, rtol=1e-4)
+        np.testing.assert_allclose(found.log_sum, right.log_sum, rtol=1e-4, atol=1e-4)
+        assert (found.drawn == right.drawn).mean() > 0.97
+        exact = np.take_along_axis(logits_of(compiled, asked), right.drawn, 1)
+        np.testing.assert_allclose(right.drawn_logits, exact, rtol=1e-4, atol=1e-4)
+        assert (shape(exact) <= right.bounds + 1e-4).all()
+        assert (right.bounds <= right.cut[:, None] + 1e-4).all()
+
+
+def test_a_head_of_all_words_leaves_no_tail():
+    weight, bias, states = make_layer(70, 8)
+    index = LogitIndex.build(weight, bias, contexts=states[:300], method="preview")
+    found = index.envelope(states[:2], 500, np.full((2, 3), 0.5))
+    assert np.isneginf(found.cut).all()
+    assert (found.drawn == -1).all()
+    drawn, _ = draws_of(index, states[0], Truncation(top_p=0.9), 2000)
+    check_distribution(drawn, shares_of(logits_of(index, states[:1]), Truncation(top_p=0.9))[0])
+
+
+def test_rows_on_ssd_are_drawn_as_well(tmp_path):
+    weight, bias, states = make_layer(4000, 256)
+    index = LogitIndex.build(weight, bias, contexts=states[:300], method="preview", path=tmp_path / "index", dram="4MB")
+    assert index.layer is None
+    logits = states[300:301].astype(np.float64) @ weight.T.astype(np.float64) + bias
+    sampler = Sampler(Layer(index, index.logits), Truncation(top_p=0.8), torch.Generator().manual_seed(0))
+    drawn = sampler(np.repeat(states[300:301], 200, 0))
+    check_distribution(drawn, shares_of(logits, Truncation(top_p=0.8))[0])
+
+
+def test_draws_are_fixed_by_the_generator_and_differ_without():
+    weight, bias, states = make_layer()
+    index = LogitIndex.build(weight, bias, contexts=states[:300], method="preview", rank=8)
+    one, other, third = (draws_of(index, states[300], Truncation(), 200, seed)[0] for seed in (5, 5, 6))
+    assert (one == other).all()
+    assert (one != third).any()
+
+
+@pytest.mark.parametrize("mean", [0.002, 0.08, 0.5, 0.97])
+def test_evidence_is_never_wrong_and_decides_before_long(mean):
+    rng = np.random.default_rng(0)
+    spread = np.clip(mean * rng.lognormal(-0.02, 0.2, size=(300, 400)), 0, 1)
+    coins = (rng.random((300, 400)) < mean).astype(float)
+    for sample, right in ((spread, spread.mean()), (coins, mean)):
+        for share in (0.0, 0.3, 0.7, 0.98, 1.02, 1.5, 4.0):
+            limit = np.full(300, share * right)
+            verdict = is_mean_above(sample, limit)
+            assert not (verdict == (1 if share > 1 else -1)).any()
+        assert (is_mean_above(sample, np.full(300, -0.1)) == 1).all()
+        assert (is_mean_above(sample, np.full(300, 1.1)) == -1).all()
+    assert (is_mean_above(spread, np.full(300, 0.5 * mean)) == 1).all()
+
+
+def test_an_unseen_heavy_part_is_left_open():
+    sample = np.full((1, 100), 0.1)
+    assert is_mean_above(sample, np.array([0.15]))[0] == 0, "one number in fifty may be 1"
+    assert is_mean_above(np.full((1, 4000), 0.1), np.array([0.15]))[0] == -1
+
+
+def test_a_uniform_number_falls_on_a_word_with_a_share():
+    shares = np.array([[0.0, 0.5, 0.0, 0.5, 0.0]] * 3)
+    words = np.arange(5)[None].repeat(3, 0)
+    assert drawn_of(words, shares, np.array([0.0, 0.5, 1 - 2**-53])).tolist() == [1, 3, 3]
+
+
+@pytest.mark.parametrize("name", ["top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff"])
+def test_truncations_of_impossible_shares_are_refused(name):
+    with pytest.raises(ValueError, match=f"{name}=0: expected above 0, at most 1"):
+        Truncation(**{name: 0})
