@@ -1,22 +1,24 @@
 """LogitIndex: the largest logits of an output layer without the full product, for NumPy arrays."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from memhier.ann.decoder.allowed import Allowed, check_allowed
 from memhier.ann.decoder.answers import LogProb, Partition, TopK
 from memhier.ann.decoder.calibration.build import BuildOptions, build_codes, encode_again, warn_if_short
 from memhier.ann.decoder.calibration.calibrate import measure_choices
-from memhier.ann.decoder.calibration.cost import full_costs_less
+from memhier.ann.decoder.calibration.cost import full_costs_less, listed_costs_less
 from memhier.ann.decoder.calibration.familiar import Familiarity
 from memhier.ann.decoder.calibration.settings import HEAD, METHODS, WAYS, Choices, Method, Settings
 from memhier.ann.decoder.engine.dram_engine import DramEngine
 from memhier.ann.decoder.engine.engine import CERTIFY_LIMIT, Engine
+from memhier.ann.decoder.engine.masked import full_among
 from memhier.ann.decoder.layer import Floats, OutputLayer, check_hidden, check_layer, logit_error
 from memhier.ann.decoder.stored import check_place, open_index, save_index
 from memhier.arguments import check_int
@@ -26,6 +28,9 @@ from memhier.store.store import CACHE_BYTES, Verify
 
 __all__ = ["LogitIndex", "way_for"]
 
+Doubles: TypeAlias = npt.NDArray[np.float64]
+
+_WALKED = 0.5  # the least share of allowed words for a walk, whose list is twice as long then
 _FULL_BLOCK = 64  # states whose logits are held at a time
 
 
@@ -239,11 +244,12 @@ class LogitIndex:
         hidden: npt.ArrayLike,
         k: int | None = None,
         *,
+        allowed: npt.ArrayLike | Sequence[npt.ArrayLike] | None = None,
         certify: bool = False,
         complete: bool = False,
         method: Method | None = None,
     ) -> TopK:
-        """Return the k largest logits of each hidden state.
+        """Return the k largest logits of each hidden state, of all words or of those allowed.
 
         Parameters
         ----------
@@ -251,6 +257,13 @@ class LogitIndex:
             ``[n, D]``, or ``[D]`` for one.
         k
             1 to V; the build's k if None.
+        allowed
+            Words that an answer may hold; its dtype tells the form. bool: a mask ``[V]`` or ``[n, V]``. int32: bits,
+            lowest first, ``[ceil(V / 32)]`` or ``[n, ceil(V / 32)]``, as grammar engines fill them; bits beyond V do
+            not count. int64, or a list of integers: ids ``[c]``; a list of n lists or arrays: the ids of each state.
+            If they are few, the index computes their logits alone, whatever the method: the answer is exact and proven.
+            Of many it finds the largest with the declared precision. An answer with fewer than k allowed words ends
+            with index -1 and minus infinity.
         certify
             Say of each state if its answer is proven; takes the preview with bounds instead of any other method.
         complete
@@ -261,19 +274,23 @@ class LogitIndex:
         Raises
         ------
         TypeError, ValueError
-            If `hidden` does not fit the layer or holds NaN, or `k` is above the vocabulary.
+            If `hidden` does not fit the layer or holds NaN, or `k` is above the vocabulary; if `allowed` has another
+            form, an id is out of range, or a state has no allowed word.
         """
         states = check_hidden("hidden", hidden, self._dimension)
         wanted = self._settings.k if k is None else check_int("k", k, 1, self._words, "words")
         if method is not None and method not in METHODS:
             raise ValueError(f"method={method!r}: expected one of {', '.join(METHODS)}")
-        if certify:
-            self._familiarity.look(states)
-            return self._certified(states, wanted, complete)
+        among = check_allowed(allowed, len(states), self._words)
         way = method if method is not None and method != "auto" else self._way_to(len(states), wanted)
-        if way != "full":
+        if among is not None and way != "full" and self._listing_pays(len(states), wanted, among):
+            found = self._engine.listed(states, wanted, among)
+            return found if certify else TopK(found.values, found.indices)
+        if certify or way != "full":
             self._familiarity.look(states)
-        return self._by(way, states, wanted)
+        if certify:
+            return self._certified(states, wanted, complete, among)
+        return self._by(way, states, wanted, among)
 
     def logits(self, hidden: npt.ArrayLike) -> Floats:
         """Return all logits, float32 ``[n, V]``: the full product of hidden states ``[n, D]``."""
@@ -319,8 +336,15 @@ class LogitIndex:
         limit = self._settings.limit(wanted, self._words, HEAD)
         return self._engine.partition(states, wanted, limit, inverse=1 / temperature, interval=False)
 
-    def log_prob(self, hidden: npt.ArrayLike, targets: npt.ArrayLike, *, exact: bool = False) -> LogProb:
-        """Return the log-probability of one word for each hidden state.
+    def log_prob(
+        self,
+        hidden: npt.ArrayLike,
+        targets: npt.ArrayLike,
+        *,
+        allowed: npt.ArrayLike | Sequence[npt.ArrayLike] | None = None,
+        exact: bool = False,
+    ) -> LogProb:
+        """Return the log-probability of one word for each hidden state, among all words or those allowed.
 
         Parameters
         ----------
@@ -328,6 +352,8 @@ class LogitIndex:
             ``[n, D]``, or ``[D]`` for one.
         targets
             Integers ``[n]``, 0 to V - 1.
+        allowed
+            As in :meth:`topk`: all other words have the probability zero, whose logarithm is minus infinity.
         exact
             Take log Z from the full product, for scores that agree with a model's own to the last digits.
         """
@@ -337,15 +363,20 @@ class LogitIndex:
             raise ValueError(f"targets: expected integers [{len(states)}], got {names.dtype} {list(names.shape)}")
         if names.size and (int(names.min()) < 0 or int(names.max()) >= self._words):
             raise ValueError(f"targets: expected 0 to {self._words - 1}, got {int(names.min())} to {int(names.max())}")
-        if exact:
-            z = self._full_partition(states)
+        among = check_allowed(allowed, len(states), self._words)
+        if among is not None and self._listing_pays(len(states), HEAD, among):
+            z = self._listed_partition(states, among)
+        elif exact:
+            z = self._full_partition(states, among)
         else:
             self._familiarity.look(states)
-            _, z = self._engine.partition(states, 1, min(self._words, HEAD))
+            _, z = self._engine.partition(states, 1, min(self._words, HEAD), allowed=among)
         rows = names.astype(np.int64)[:, None]
         found = self._engine.logits_of(states, rows)
         slack = logit_error(states, rows, found, self._engine.codes.norms)[:, 0]
         logits = found[:, 0].astype(np.float64)
+        if among is not None:
+            logits[~among.holds(rows[:, 0])] = -np.inf
         return LogProb(logits - z.estimate, logits - slack - z.high, np.minimum(0, logits + slack - z.low))
 
     def is_stale(
@@ -431,7 +462,25 @@ class LogitIndex:
         """Release the files of an index with its rows on SSD; another holds none. May be called twice."""
         self._engine.close()
 
-    def _full_partition(self, states: Floats) -> Partition:
+    def _listing_pays(self, batch: int, k: int, among: Allowed) -> bool:
+        """Say if the logits of the allowed words alone cost less than a scan, or as few reads as log Z."""
+        layer, settings = self._engine.layer, self._settings
+        if layer is None:
+            return int(among.counts.max(initial=0)) <= HEAD
+        if not batch:
+            return False
+        listed = int(among.counts.sum()) * (batch if among.shared else 1)
+        row_bytes, width = layer.weight.itemsize * self._dimension, self._engine.codes.blocks.width
+        return listed_costs_less(listed, batch, self._words, row_bytes, width, settings.limit(k, self._words))
+
+    def _listed_partition(self, states: Floats, among: Allowed) -> Partition:
+        found = self._engine.listed(states, int(among.counts.max()), among)
+        error = logit_error(states, found.indices, found.values, self._engine.codes.norms)
+        z, low, high = (np.logaddexp.reduce(found.values + sign * error, axis=1) for sign in (0, -1, 1))
+        return _widened(z, low, high)
+
+    def _full_partition(self, states: Floats, among: Allowed | None = None) -> Partition:
+        mask = None if among is None else among.mask()
         three = np.full((3, len(states)), -np.inf)
         for start in range(0, len(states), _FULL_BLOCK):
             block = states[start : start + _FULL_BLOCK]
@@ -439,47 +488,57 @@ class LogitIndex:
             for first, logits in self._engine.logit_blocks(block):
                 rows = np.arange(first, first + logits.shape[1])[None]
                 error = logit_error(block, rows, logits, self._engine.codes.norms)
+                if mask is not None:
+                    own = mask if len(mask) == 1 else mask[start : start + len(block)]
+                    logits = np.where(own[:, first : first + logits.shape[1]], logits, -np.inf)
                 for sign, so_far in zip((0, -1, 1), sums, strict=True):
                     so_far[:] = np.logaddexp(so_far, np.logaddexp.reduce(logits + sign * error, axis=1))
-        z, low, high = three
-        slack = 1e-8 * np.maximum(1, np.abs(z))  # the rounding of sums in double precision
-        return Partition(z, low - slack, high + slack)
+        return _widened(*three)
 
     def _way_to(self, batch: int, k: int) -> Method:
         """Return the way for a batch: the build's for its k, and for a larger one the way that costs less."""
         more = self._method == "auto" and k > self._settings.k
         return "full" if more and not self.scan_pays(batch, k) else self.way(batch)
 
-    def _by(self, way: Method, states: Floats, k: int) -> TopK:
+    def _by(self, way: Method, states: Floats, k: int, among: Allowed | None = None) -> TopK:
         settings, engine = self._settings, self._engine
         if way == "full" or k == self._words:
-            return engine.full(states, k)
-        if way in ("graph", "screen") and engine.codes.graph is not None and k <= settings.k:
-            return self._walked(states, k, way)
-        return self._previewed(states, k)
+            return self._full(states, k, among)
+        many = among is None or int(among.counts.min(initial=0)) >= _WALKED * self._words
+        if way in ("graph", "screen") and engine.codes.graph is not None and k <= settings.k and many:
+            return self._walked(states, k, way, among)
+        return self._previewed(states, k, among)
 
-    def _walked(self, states: Floats, k: int, way: Method) -> TopK:
+    def _full(self, states: Floats, k: int, among: Allowed | None) -> TopK:
+        return self._engine.full(states, k) if among is None else full_among(self._engine, states, k, among)
+
+    def _walked(self, states: Floats, k: int, way: Method, among: Allowed | None) -> TopK:
         """Walk the graph; the preview answers states too far away, or with too few rows found."""
-        found = self._engine.walk(states, k, self._settings.walk(way))
+        found = self._engine.walk(states, k, self._settings.walk(way, among is not None), among)
         short = found.indices[:, -1] < 0
         if not short.any():
             return found
         if short.all():
-            return self._previewed(states, k)
-        again = self._previewed(states[short], k)
+            return self._previewed(states, k, among)
+        again = self._previewed(states[short], k, None if among is None else among.of(short))
         found.values[short], found.indices[short] = again.values, again.indices
         return found
 
-    def _previewed(self, states: Floats, k: int) -> TopK:
+    def _previewed(self, states: Floats, k: int, among: Allowed | None) -> TopK:
         settings = self._settings
-        return self._engine.preview(states, k, settings.limit(k, self._words), settings.coarse(k))
+        return self._engine.preview(states, k, settings.limit(k, self._words), settings.coarse(k), among)
 
-    def _certified(self, states: Floats, k: int, complete: bool) -> TopK:
-        found = self._engine.certify(states, k, self._settings.limit(k, self._words, CERTIFY_LIMIT))
+    def _certified(self, states: Floats, k: int, complete: bool, among: Allowed | None) -> TopK:
+        found = self._engine.certify(states, k, self._settings.limit(k, self._words, CERTIFY_LIMIT), among)
         if complete:
             assert found.proven is not None
             doubtful = np.flatnonzero(~found.proven)
             if len(doubtful):
-                exact = self._engine.full(states[doubtful], k)
+                exact = self._full(states[doubtful], k, None if among is None else among.of(doubtful))
                 found.values[doubtful], found.indices[doubtful] = exact.values, exact.indices
         return found
+
+
+def _widened(z: Doubles, low: Doubles, high: Doubles) -> Partition:
+    slack = 1e-8 * np.maximum(1, np.abs(z))  # the rounding of sums in double precision
+    return Partition(z, low - slack, high + slack)

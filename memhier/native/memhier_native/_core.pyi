@@ -183,6 +183,7 @@ class DecoderCore:
         interval: bool = False,
         inverse: float = 1.0,
         variance: float = 0.0,
+        allowed: numpy.typing.NDArray[numpy.uint64] | None = None,
     ) -> int: ...
     def candidates(
         self,
@@ -197,6 +198,7 @@ class DecoderCore:
         sums: numpy.typing.NDArray[numpy.float64] | None = None,
         inverse: float = 1.0,
         variance: float = 0.0,
+        allowed: numpy.typing.NDArray[numpy.uint64] | None = None,
     ) -> int: ...
     def walk(
         self,
@@ -210,6 +212,18 @@ class DecoderCore:
         indices: numpy.typing.NDArray[numpy.int64],
         distances: numpy.typing.NDArray[numpy.float32] | None = None,
         tally: numpy.typing.NDArray[numpy.int64] | None = None,
+        allowed: numpy.typing.NDArray[numpy.uint64] | None = None,
+    ) -> int: ...
+    def listed(
+        self,
+        *,
+        hidden: numpy.typing.NDArray[numpy.float32],
+        rows: numpy.typing.NDArray[numpy.int64],
+        starts: numpy.typing.NDArray[numpy.int64],
+        values: numpy.typing.NDArray[numpy.float32],
+        indices: numpy.typing.NDArray[numpy.int64],
+        rounding: tuple[float, float] = (0.0, 0.0),
+        proven: numpy.typing.NDArray[numpy.uint8] | None = None,
     ) -> int: ...
     def keep(self, *, calls: int, candidates: int) -> int: ...
     @property

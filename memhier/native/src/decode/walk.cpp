@@ -68,11 +68,12 @@ bool Walker::insert(float estimate, std::uint32_t row, std::size_t ef, std::size
 }
 
 std::size_t Walker::run(const RowCodes& rows, const Graph& graph, const Seeds& seeds, const CodedQuery& query,
-                        const Effort& effort, std::vector<Logit>& candidates) {
+                        const Effort& effort, const AllowedRows& allowed, std::vector<Logit>& candidates) {
   const auto [probes, ef, limit] = effort;
   begin(rows.rows);
   excess_ = query.excess(rows.width);
-  const std::size_t keep = std::max(ef, limit);
+  // A list of twice the length holds the allowed rows, if half of all are.
+  const std::size_t keep = std::max(ef, limit) * (allowed.all() ? 1 : 2);
   list_.reserve(keep + 1);
   plant(rows, seeds, query, probes, keep);
   std::size_t looked = fresh_.size();
@@ -97,10 +98,19 @@ std::size_t Walker::run(const RowCodes& rows, const Graph& graph, const Seeds& s
       if (insert(estimates_[i], fresh_[i], keep, at)) next = std::min(next, at);
     }
   }
-  candidates.clear();
-  for (std::size_t i = 0; i < std::min(limit, list_.size()); ++i)
-    candidates.push_back({list_[i].estimate + query.shift(), list_[i].estimate + query.shift(), list_[i].row});
+  collect(query, allowed, limit, candidates);
   return looked;
+}
+
+void Walker::collect(const CodedQuery& query, const AllowedRows& allowed, std::size_t limit,
+                     std::vector<Logit>& candidates) const {
+  candidates.clear();
+  for (const Step& step : list_) {
+    if (candidates.size() == limit) return;
+    const float estimate = step.estimate + query.shift();
+    if (allowed.has(step.row)) candidates.push_back({estimate, estimate, step.row});
+  }
+  if (!allowed.all() && candidates.size() < limit) candidates.clear();
 }
 
 std::size_t Walker::planned_bytes(std::size_t rows, const Seeds& seeds, std::size_t keep) {
