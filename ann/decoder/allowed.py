@@ -1,13 +1,15 @@
-"""The words that constrained answers may hold, from masks, bits or ids, as the core takes them."""
+"""The words that constrained answers may hold, as bits for the core."""
 
 from collections.abc import Sequence
-from itertools import pairwise
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from memhier.ann.decoder.coding.codes import CHUNK_ROWS
+from memhier.ann.decoder.core.core import allow_words
+from memhier.ann.decoder.core.python_core import unpacked
 from memhier.ann.decoder.layer import Floats, Ints
 
 __all__ = ["Allowed", "check_allowed", "split_with"]
@@ -15,76 +17,46 @@ __all__ = ["Allowed", "check_allowed", "split_with"]
 _FORMS = "a mask (bool [V]), bits (int32 [ceil(V / 32)]), ids (int64 [c]), or one of these for each hidden state"
 
 Bits: TypeAlias = npt.NDArray[np.uint64]
+Array: TypeAlias = npt.NDArray[Any]
 
 
+@dataclass(frozen=True, slots=True)
 class Allowed:
     """Words that answers may hold, the same for all hidden states of a call or others for each.
 
-    Make it of `bits` or of `rows` and `starts`; the other form is computed when it is asked for.
-
-    Parameters
+    Attributes
     ----------
     words
         V.
     bits
         uint64 ``[n or 1, padded / 64]``, lowest first, no bit beyond V.
-    rows, starts
-        int64: ids that ascend, and ``[n + 1]``, or ``[2]`` for all states, their ends.
+    counts
+        int64 ``[n or 1]``: how many words each state may have.
     """
 
-    def __init__(
-        self, words: int, *, bits: Bits | None = None, rows: Ints | None = None, starts: Ints | None = None
-    ) -> None:
-        self.words: int = words
-        self.counts: Ints
-        self._bits, self._rows, self._starts = bits, rows, starts
-        if bits is not None:
-            self.counts = np.bitwise_count(bits).sum(1, dtype=np.int64)
-        else:
-            assert starts is not None
-            self.counts = np.diff(starts)
+    words: int
+    bits: Bits
+    counts: Ints
 
     @property
     def shared(self) -> bool:
         """Whether all hidden states may have the same words."""
         return len(self.counts) == 1
 
-    def bits(self) -> Bits:
-        """Return the words as bits."""
-        if self._bits is None:
-            rows, starts = self.lists()
-            ends = pairwise(starts.tolist())
-            self._bits = np.concatenate([_packed(_mask(rows[start:stop], self.words)) for start, stop in ends])
-        return self._bits
-
-    def lists(self) -> tuple[Ints, Ints]:
-        """Return the words as ids, and where those of each state start and end."""
-        if self._rows is None or self._starts is None:
-            assert self._bits is not None
-            self._rows = np.concatenate([_ids(row) for row in self._bits])
-            self._starts = np.concatenate([[0], np.cumsum(self.counts)])
-        return self._rows, self._starts
-
-    def of(self, states: npt.NDArray[Any]) -> "Allowed":
-        """Return the words of some states, of whom a mask or numbers are given."""
-        if self.shared:
-            return self
-        if self._bits is not None:
-            return Allowed(self.words, bits=np.ascontiguousarray(self._bits[states]))
-        rows, starts = self.lists()
-        numbers = np.flatnonzero(states) if states.dtype == np.bool_ else states
-        return _of_parts([rows[starts[number] : starts[number + 1]] for number in numbers], self.words)
+    def of(self, states: Array) -> "Allowed":
+        """Return the words of some states, named by a mask or by numbers."""
+        return (
+            self if self.shared else Allowed(self.words, np.ascontiguousarray(self.bits[states]), self.counts[states])
+        )
 
     def mask(self) -> npt.NDArray[np.bool_]:
         """Return the words as a mask, bool ``[n or 1, V]``."""
-        octets = self.bits().astype("<u8", copy=False).view(np.uint8)
-        return np.unpackbits(octets, axis=1, bitorder="little", count=self.words).view(np.bool_)
+        return unpacked(self.bits, self.words)
 
     def holds(self, names: Ints) -> npt.NDArray[np.bool_]:
         """Say of a word of each state if it is allowed."""
-        bits = self.bits()
         which = np.zeros(len(names), np.int64) if self.shared else np.arange(len(names))
-        found: npt.NDArray[np.bool_] = (bits[which, names // 64] >> (names % 64).astype(np.uint64)) & 1 == 1
+        found: npt.NDArray[np.bool_] = (self.bits[which, names // 64] >> (names % 64).astype(np.uint64)) & 1 == 1
         return found
 
 
@@ -105,87 +77,7 @@ def check_allowed(allowed: Any, count: int, words: int) -> Allowed | None:
     """
     if allowed is None:
         return None
-    found = _of_lists(allowed, count, words) if _is_nested(allowed) else _of_array(np.asarray(allowed), count, words)
-    empty = np.flatnonzero(found.counts == 0)
-    if len(empty) and count:
-        where = "allowed" if found.shared else f"allowed[{empty[0]}]"
-        raise ValueError(f"{where} holds no word: expected at least one of 0 to {words - 1} for each hidden state")
-    return found
-
-
-def _is_nested(allowed: Any) -> bool:
-    """Say if it is a sequence of ids for each state, or an array of ids of two axes."""
-    if isinstance(allowed, Sequence) and not isinstance(allowed, str | bytes):
-        return len(allowed) > 0 and np.ndim(allowed[0]) == 1
-    return getattr(allowed, "ndim", 0) == 2 and np.asarray(allowed).dtype == np.int64
-
-
-def _of_lists(allowed: Any, count: int, words: int) -> Allowed:
-    if len(allowed) != count:
-        raise ValueError(f"allowed: expected ids of each of the {count} hidden states, got {len(allowed)} lists")
-    if all(np.asarray(each).dtype == np.bool_ for each in allowed):
-        return _of_array(np.stack([np.asarray(each) for each in allowed]), count, words)
-    parts = [_checked_ids(np.asarray(each), words, f"allowed[{number}]") for number, each in enumerate(allowed)]
-    return _of_parts(parts, words)
-
-
-def _of_parts(parts: list[Ints], words: int) -> Allowed:
-    ends = np.cumsum([0, *map(len, parts)], dtype=np.int64)
-    return Allowed(words, rows=np.concatenate([*parts, np.empty(0, np.int64)]), starts=ends)
-
-
-def _of_array(array: npt.NDArray[Any], count: int, words: int) -> Allowed:
-    if array.dtype == np.bool_:
-        return Allowed(words, bits=_packed(_fitting(array, count, words, "a mask of bool")))
-    if array.dtype in (np.int32, np.uint32):
-        bits = np.ascontiguousarray(_fitting(array, count, -(-words // 32), "bits of int32; give ids as int64:"))
-        return Allowed(words, bits=_padded(bits.astype("<i4", copy=False).view(np.uint8), words))
-    if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
-        raise TypeError(f"allowed: expected {_FORMS}; got {array.dtype} {list(array.shape)}")
-    ids = _checked_ids(array, words, "allowed")
-    return Allowed(words, rows=ids, starts=np.array([0, len(ids)]))
-
-
-def _fitting(array: npt.NDArray[Any], count: int, length: int, form: str) -> npt.NDArray[Any]:
-    """Return a mask or bits of one row or `count` rows of that length."""
-    if array.shape == (length,):
-        return array[None]
-    if array.shape != (count, length):
-        raise ValueError(f"allowed: {form} expected [{length}] or [{count}, {length}], got {list(array.shape)}")
-    return array
-
-
-def _checked_ids(ids: npt.NDArray[Any], words: int, where: str) -> Ints:
-    if ids.ndim != 1 or (ids.size and (ids.dtype.kind not in "iu" or ids.dtype in (np.int32, np.uint32))):
-        raise TypeError(f"{where}: expected ids, int64 [c], got {ids.dtype} {list(ids.shape)}; int32 stands for bits")
-    if ids.size and (int(ids.min()) < 0 or int(ids.max()) >= words):
-        raise ValueError(f"{where}: expected ids of 0 to {words - 1}, got {int(ids.min())} to {int(ids.max())}")
-    return np.unique(ids).astype(np.int64)
-
-
-def _mask(ids: Ints, words: int) -> npt.NDArray[np.bool_]:
-    mask = np.zeros((1, words), np.bool_)
-    mask[0, ids] = True
-    return mask
-
-
-def _ids(row: Bits) -> Ints:
-    """Return the ids of one row of bits."""
-    return np.flatnonzero(np.unpackbits(row.astype("<u8", copy=False).view(np.uint8), bitorder="little"))
-
-
-def _packed(mask: npt.NDArray[np.bool_]) -> Bits:
-    return _padded(np.packbits(mask, axis=1, bitorder="little"), mask.shape[1])
-
-
-def _padded(octets: npt.NDArray[np.uint8], words: int) -> Bits:
-    """Return bits in bytes ``[n, b]`` as 64-bit words of whole chunks, without any beyond the words."""
-    padded = np.zeros((len(octets), -(-words // CHUNK_ROWS) * CHUNK_ROWS // 8), np.uint8)
-    whole = -(-words // 8)
-    padded[:, :whole] = octets[:, :whole]
-    if words % 8:
-        padded[:, whole - 1] &= np.uint8((1 << words % 8) - 1)
-    return padded.view("<u8").astype(np.uint64, copy=False)
+    return _of_lists(allowed, count, words) if _is_nested(allowed) else _of_array(np.asarray(allowed), count, words)
 
 
 def split_with(hidden: Floats, allowed: Allowed | None, step: int) -> list[tuple[Floats, Allowed | None]]:
@@ -196,3 +88,59 @@ def split_with(hidden: Floats, allowed: Allowed | None, step: int) -> list[tuple
         (hidden[start : start + step], None if allowed is None else allowed.of(numbers[start : start + step]))
         for start in starts
     ]
+
+
+def _is_nested(allowed: Any) -> bool:
+    """Say if it holds ids, or a mask or bits, of each state."""
+    if isinstance(allowed, np.ndarray):
+        return allowed.ndim == 2 and allowed.dtype.kind in "iu" and not _are_bits(allowed)
+    return isinstance(allowed, Sequence) and len(allowed) > 0 and np.ndim(allowed[0]) == 1
+
+
+def _of_lists(allowed: Any, count: int, words: int) -> Allowed:
+    if len(allowed) != count:
+        raise ValueError(f"allowed: expected one for each of the {count} hidden states, got {len(allowed)}")
+    parts = [np.asarray(each) for each in allowed]
+    if len(parts) and all(part.dtype.kind == "b" or _are_bits(part) for part in parts):
+        if len({(part.shape, part.dtype) for part in parts}) > 1:
+            raise ValueError("allowed: expected masks or bits of one length and dtype, got several")
+        return _of_array(np.stack(parts), count, words)
+    ids = [_ids(part, f"allowed[{number}]") for number, part in enumerate(parts)]
+    ends = np.cumsum([0, *map(len, ids)], dtype=np.int64)
+    return _made(np.concatenate([*ids, np.empty(0, np.int64)]), count, words, ends)
+
+
+def _of_array(array: Array, count: int, words: int) -> Allowed:
+    # One word costs little more than the first look at all of this code: few calls, and none of them of ufuncs.
+    if array.dtype.kind == "b":
+        length, form = words, "a mask of bool"
+    elif _are_bits(array):
+        length, form = -(-words // 32), "bits of int32; give ids as int64:"
+    else:
+        return _made(_ids(array, "allowed"), 1, words, None, needed=count > 0)
+    if array.shape != (length,) and array.shape != (count, length):
+        raise ValueError(f"allowed: {form} expected [{length}] or [{count}, {length}], got {list(array.shape)}")
+    return _made(np.ascontiguousarray(array), 1 if array.ndim == 1 else count, words, None, needed=count > 0)
+
+
+def _are_bits(array: Array) -> bool:
+    return array.dtype.kind in "iu" and array.dtype.itemsize == 4
+
+
+def _ids(ids: Array, where: str) -> Ints:
+    if ids.ndim != 1 or (ids.size and (ids.dtype.kind not in "iu" or _are_bits(ids))):
+        raise TypeError(f"{where}: expected {_FORMS}; got {ids.dtype} {list(ids.shape)}")
+    return np.ascontiguousarray(ids, np.int64)
+
+
+def _made(array: Array, rows: int, words: int, ends: Ints | None, *, needed: bool = True) -> Allowed:
+    """Return the words of `rows` states; those are needed unless there is no state to answer."""
+    bits, counts = np.zeros((rows, -(-words // CHUNK_ROWS) * CHUNK_ROWS // 64), np.uint64), np.empty(rows, np.int64)
+    bad = allow_words(array, words, ends, bits, counts)
+    if bad >= 0:
+        row = "" if ends is None else f"[{int(np.searchsorted(ends, bad, 'right')) - 1}]"
+        raise ValueError(f"allowed{row}: expected ids of 0 to {words - 1}, got {array[bad]}")
+    if bad < -1 and needed:
+        row = "" if ends is None and rows == 1 else f"[{-2 - bad}]"
+        raise ValueError(f"allowed{row} holds no word: expected at least one of 0 to {words - 1} for each hidden state")
+    return Allowed(words, bits, counts)

@@ -282,10 +282,9 @@ class LogitIndex:
         if method is not None and method not in METHODS:
             raise ValueError(f"method={method!r}: expected one of {', '.join(METHODS)}")
         among = check_allowed(allowed, len(states), self._words)
+        if among is not None and method != "full" and self._listing_pays(len(states), wanted, among):
+            return self._engine.listed(states, wanted, among, prove=certify)
         way = method if method is not None and method != "auto" else self._way_to(len(states), wanted)
-        if among is not None and way != "full" and self._listing_pays(len(states), wanted, among):
-            found = self._engine.listed(states, wanted, among)
-            return found if certify else TopK(found.values, found.indices)
         if certify or way != "full":
             self._familiarity.look(states)
         if certify:
@@ -465,11 +464,11 @@ class LogitIndex:
     def _listing_pays(self, batch: int, k: int, among: Allowed) -> bool:
         """Say if the logits of the allowed words alone cost less than a scan, or as few reads as log Z."""
         layer, settings = self._engine.layer, self._settings
-        if layer is None:
-            return int(among.counts.max(initial=0)) <= HEAD
         if not batch:
             return False
-        listed = int(among.counts.sum()) * (batch if among.shared else 1)
+        if layer is None:
+            return int(among.counts.max()) <= HEAD
+        listed = int(among.counts[0]) * batch if among.shared else int(among.counts.sum())
         row_bytes, width = layer.weight.itemsize * self._dimension, self._engine.codes.blocks.width
         return listed_costs_less(listed, batch, self._words, row_bytes, width, settings.limit(k, self._words))
 

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from memhier.ann.decoder.layer import DTYPES, LARGEST, as_floats
 
-__all__ = ["PythonCore"]
+__all__ = ["PythonCore", "allow_words", "unpacked"]
 
 _ROUNDING = 1e-6
 _SLACK = 1e-5
@@ -85,7 +85,7 @@ class PythonCore:
         return -1
 
     def listed(
-        self, *, hidden: Floats, rows: Ints, starts: Ints, values: Floats, indices: Ints,
+        self, *, hidden: Floats, allowed: Any, values: Floats, indices: Ints,
         rounding: tuple[float, float] = (0.0, 0.0), proven: Any = None,
     ) -> int:  # fmt: skip
         """See the compiled core."""
@@ -94,8 +94,7 @@ class PythonCore:
             return bad
         norms, (per_norm, per_logit), k = self._exact[3], rounding, values.shape[1]
         for number, state in enumerate(hidden):
-            at = 0 if len(starts) == 2 else number
-            names = rows[starts[at] : starts[at + 1]]
+            names = self._allowed(allowed, number)
             logits = self._logits(state, names)
             best = np.lexsort((names, -logits))
             _report(names[best], logits[best], k, values[number], indices[number])
@@ -213,8 +212,7 @@ class PythonCore:
         """Return the rows that a state may find, of bits uint64 ``[n, words]``, or ``[1, words]`` for all states."""
         if allowed is None:
             return np.arange(self._rows)
-        bits = allowed[0 if len(allowed) == 1 else number].astype("<u8")
-        return np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little"))
+        return np.flatnonzero(unpacked(allowed[[0 if len(allowed) == 1 else number]], self._rows))
 
     def _after_coarse(
         self, keys: Doubles, names: Ints, state: Floats, coarse: tuple[int, int], coordinates: bool = False
@@ -242,6 +240,32 @@ class PythonCore:
             if keys[count] < kth - 2 * error[:count].max():
                 return count
         return len(keys)
+
+
+def allow_words(*, allowed: Any, words: int, ends: Ints | None, bits: npt.NDArray[np.uint64], counts: Ints) -> int:
+    """See the compiled core."""
+    if allowed.itemsize == 8:
+        outside = np.flatnonzero((allowed < 0) | (allowed >= words))
+        if len(outside):
+            return int(outside[0])
+        mask = np.zeros((len(counts), words), np.bool_)
+        mask[0 if ends is None else np.repeat(np.arange(len(counts)), np.diff(ends)), allowed] = True
+    elif allowed.itemsize == 1:
+        mask = allowed.reshape(len(counts), words)
+    else:
+        octets = np.ascontiguousarray(allowed).astype("<i4", copy=False).view(np.uint8)
+        octets = octets.reshape(len(counts), -1)
+        mask = np.unpackbits(octets, axis=1, bitorder="little", count=words).view(np.bool_)
+    packed = bits.view(np.uint8).reshape(len(counts), -1)
+    packed[:, : -(-words // 8)] = np.packbits(mask, axis=1, bitorder="little")
+    counts[:] = np.count_nonzero(mask, axis=1)
+    empty = np.flatnonzero(counts == 0)
+    return -2 - int(empty[0]) if len(empty) else -1
+
+
+def unpacked(bits: npt.NDArray[np.uint64], words: int) -> npt.NDArray[np.bool_]:
+    """Return bits, uint64 ``[n, padded / 64]``, as a mask, bool ``[n, words]``."""
+    return np.unpackbits(bits.view(np.uint8), axis=1, bitorder="little", count=words).view(np.bool_)
 
 
 def _round(z: npt.NDArray[Any]) -> tuple[Ints, float]:

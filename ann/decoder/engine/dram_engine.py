@@ -116,16 +116,15 @@ class DramEngine:
         _check(bad, hidden)
         return TopK(values, indices)
 
-    def listed(self, hidden: Floats, k: int, allowed: Allowed) -> TopK:
+    def listed(self, hidden: Floats, k: int, allowed: Allowed, *, prove: bool = False) -> TopK:
         values, indices = _room(len(hidden), k)
-        proven = np.empty(len(hidden), np.uint8)
-        rows, starts = allowed.lists()
+        proven = np.empty(len(hidden), np.uint8) if prove else None
         bad = self._core.listed(
-            hidden=hidden, rows=rows, starts=starts, values=values, indices=indices,
+            hidden=hidden, allowed=allowed.bits, values=values, indices=indices,
             rounding=(self._per_norm, self._per_logit), proven=proven,
         )  # fmt: skip
         _check(bad, hidden)
-        return TopK(values, indices, proven.view(np.bool_))
+        return TopK(values, indices, None if proven is None else proven.view(np.bool_))
 
     def full(self, hidden: Floats, k: int) -> TopK:
         """Compute the full product of so many states at a time that their logits stay few."""
@@ -157,7 +156,7 @@ def _check(bad: int, hidden: Floats) -> None:
 
 
 def _bits(allowed: Allowed | None) -> npt.NDArray[np.uint64] | None:
-    return None if allowed is None else allowed.bits()
+    return None if allowed is None else allowed.bits
 
 
 def _room(count: int, k: int) -> tuple[Floats, npt.NDArray[np.int64]]:

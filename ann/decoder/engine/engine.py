@@ -99,8 +99,8 @@ class Engine(Protocol):
         that are not allowed; a state has no answer at all if its list holds fewer allowed words than it ranks exactly.
         """
 
-    def listed(self, hidden: Floats, k: int, allowed: Allowed) -> TopK:
-        """Compute the logits of the allowed words alone and say of each state if rounding cannot change its answer."""
+    def listed(self, hidden: Floats, k: int, allowed: Allowed, *, prove: bool = False) -> TopK:
+        """Compute the logits of the allowed words alone; `prove`: say if rounding cannot change an answer."""
 
     def full(self, hidden: Floats, k: int) -> TopK:
         """Compute the full product and return the largest logits."""

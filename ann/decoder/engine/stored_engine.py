@@ -73,11 +73,12 @@ class StoredEngine:
         wanted = max(walk.near.limit, walk.far.limit)
         return joined([self._walked(*part, k, wanted, walk) for part in self._parts(hidden, allowed, wanted)])
 
-    def listed(self, hidden: Floats, k: int, allowed: Allowed) -> TopK:
+    def listed(self, hidden: Floats, k: int, allowed: Allowed, *, prove: bool = False) -> TopK:
         """Read the allowed rows, each once for a part of the batch, and compute their logits."""
         check_finite(hidden)
         parts = self._parts(hidden, allowed, max(k, int(allowed.counts.max())))
-        return joined([self._listed(part, k, words) for part, words in parts if words is not None])
+        found = joined([self._listed(part, k, words) for part, words in parts if words is not None])
+        return found if prove else TopK(found.values, found.indices)
 
     def full(self, hidden: Floats, k: int) -> TopK:
         """Compute the full product, in one pass over the rows for 256 states."""
@@ -111,11 +112,11 @@ class StoredEngine:
         return self._proven(hidden, rows, left, k)
 
     def _listed(self, hidden: Floats, k: int, allowed: Allowed) -> TopK:
-        rows, starts = allowed.lists()
         candidates = np.full((len(hidden), max(k, int(allowed.counts.max()))), -1)
-        for number, own in enumerate(candidates):
-            at = 0 if allowed.shared else number
-            own[: allowed.counts[at]] = rows[starts[at] : starts[at + 1]]
+        for row, count, own in zip(allowed.mask(), allowed.counts, candidates, strict=False):
+            own[:count] = np.flatnonzero(row)
+        if allowed.shared:
+            candidates[1:] = candidates[0]
         return self._proven(hidden, candidates, np.full(len(hidden), -np.inf, np.float32), k)
 
     def _proven(self, hidden: Floats, rows: Ints, left: Floats, k: int) -> TopK:
@@ -145,7 +146,7 @@ class StoredEngine:
         values, indices = np.empty((len(hidden), wanted), np.float32), np.empty((len(hidden), wanted), np.int64)
         bad = self._core.walk(
             hidden=hidden, near=near, radius=radius, far=far, far_radius=far_radius, values=values, indices=indices,
-            allowed=None if allowed is None else allowed.bits(),
+            allowed=None if allowed is None else allowed.bits,
         )  # fmt: skip
         if bad >= 0:
             check_finite(hidden[: bad + 1])
@@ -180,7 +181,7 @@ class StoredEngine:
         left = np.empty(count, np.float32)
         bad = self._core.candidates(
             hidden=hidden, coarse=coarse, rows=rows, keys=keys, left=left, bounds=bounds, sums=sums, inverse=inverse,
-            variance=self.codes.variance, allowed=None if allowed is None else allowed.bits(),
+            variance=self.codes.variance, allowed=None if allowed is None else allowed.bits,
         )  # fmt: skip
         if bad >= 0:
             check_finite(hidden[: bad + 1])

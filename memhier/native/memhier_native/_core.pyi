@@ -9,6 +9,15 @@ import numpy
 import numpy.typing
 from numpy.typing import NDArray
 
+def allow_words(
+    *,
+    allowed: numpy.typing.NDArray[Any] | memoryview,
+    words: int,
+    ends: numpy.typing.NDArray[numpy.int64] | None,
+    bits: numpy.typing.NDArray[numpy.uint64],
+    counts: numpy.typing.NDArray[numpy.int64],
+) -> int: ...
+
 class BeladyPolicy:
     def __init__(self, *, capacity: int, half_life: int) -> None: ...
     def announce(self, keys: numpy.typing.NDArray[numpy.int64]) -> int: ...
@@ -218,8 +227,7 @@ class DecoderCore:
         self,
         *,
         hidden: numpy.typing.NDArray[numpy.float32],
-        rows: numpy.typing.NDArray[numpy.int64],
-        starts: numpy.typing.NDArray[numpy.int64],
+        allowed: numpy.typing.NDArray[numpy.uint64] | None,
         values: numpy.typing.NDArray[numpy.float32],
         indices: numpy.typing.NDArray[numpy.int64],
         rounding: tuple[float, float] = (0.0, 0.0),

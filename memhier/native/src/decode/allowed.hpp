@@ -10,6 +10,8 @@ namespace memhier {
 
 constexpr std::size_t kChunkRows = 256;
 
+inline std::size_t padded_rows(std::size_t rows) { return (rows + kChunkRows - 1) / kChunkRows * kChunkRows; }
+
 // Bits of rows, lowest first, up to a multiple of kChunkRows; without bits, all rows.
 class AllowedRows {
  public:
@@ -26,6 +28,13 @@ class AllowedRows {
   bool reaches(std::size_t first) const {
     const std::uint64_t* words = words_ + first / 64;
     return all() || std::any_of(words, words + kChunkRows / 64, [](std::uint64_t word) { return word != 0; });
+  }
+  // Calls with each allowed row, in order.
+  template <class Call>
+  void each(std::size_t rows, const Call& call) const {
+    for (std::size_t i = 0; i < (rows + 63) / 64; ++i)
+      for (std::uint64_t word = words_[i]; word != 0; word &= word - 1)
+        call(64 * i + static_cast<std::size_t>(std::countr_zero(word)));
   }
   std::size_t count(std::size_t rows) const {
     if (all()) return rows;

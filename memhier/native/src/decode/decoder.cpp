@@ -98,10 +98,9 @@ class DecoderCore {
                           const Bits& allowed);
   std::int64_t walk(const States& hidden, Three near, float radius, Three far, float far_radius,
                     const Array<float, 2>& values, const Array<std::int64_t, 2>& indices,
-                    const std::optional<Array<float, 1>>& distances,
-                    const std::optional<Array<std::int64_t, 1>>& tally, const Bits& allowed);
-  std::int64_t listed(const States& hidden, const Array<const std::int64_t, 1>& rows,
-                      const Array<const std::int64_t, 1>& starts, const Array<float, 2>& values,
+                    const std::optional<Array<float, 1>>& distances, const std::optional<Array<std::int64_t, 1>>& tally,
+                    const Bits& allowed);
+  std::int64_t listed(const States& hidden, const Bits& allowed, const Array<float, 2>& values,
                       const Array<std::int64_t, 2>& indices, std::tuple<float, float> rounding,
                       const std::optional<Array<std::uint8_t, 1>>& proven);
   std::size_t keep(std::size_t count, std::size_t limit);
@@ -154,7 +153,7 @@ DecoderCore::DecoderCore(ProjectionArrays projection, std::optional<BlockArrays>
 
 void DecoderCore::look_at(const BlockArrays& arrays) {
   const auto& [codes, numbers, width] = arrays;
-  const std::size_t padded = (rows_ + kChunkRows - 1) / kChunkRows * kChunkRows;
+  const std::size_t padded = padded_rows(rows_);
   require(width % 4 == 0 && width > 0 && width <= projection_.turned, "blocks: width a multiple of 4, within turn");
   require(codes.size() == padded * width, "blocks: codes [padded, width]");
   require(numbers.has_shape(5, padded), "blocks: numbers float32 [5, padded]");
@@ -226,7 +225,7 @@ Coarse DecoderCore::check_coarse(const Two& coarse, std::size_t limit, bool all_
 
 AllowedBits DecoderCore::check_allowed(const Bits& allowed, std::size_t count) const {
   if (!allowed) return {};
-  const std::size_t words = (rows_ + kChunkRows - 1) / kChunkRows * (kChunkRows / 64);
+  const std::size_t words = padded_rows(rows_) / 64;
   require(allowed->has_shape(count, words) || allowed->has_shape(1, words), "allowed: uint64 [n or 1, padded / 64]");
   const std::size_t last = rows_ / 64;
   for (std::size_t i = 0; i < allowed->shape(0); ++i) {
@@ -239,8 +238,8 @@ AllowedBits DecoderCore::check_allowed(const Bits& allowed, std::size_t count) c
 }
 
 // Projects and scans up to four hidden states.
-void DecoderCore::scan(Workspace& space, const float* hidden, const Part& part, std::size_t limit,
-                       const Coarse& coarse, const ScanOptions& options, bool coordinates) {
+void DecoderCore::scan(Workspace& space, const float* hidden, const Part& part, std::size_t limit, const Coarse& coarse,
+                       const ScanOptions& options, bool coordinates) {
   const std::size_t count = part.count;
   const CodedQuery* queries[BlockScan::kQueries];
   AllowedRows allowed[BlockScan::kQueries];
@@ -286,8 +285,9 @@ void DecoderCore::answer(Workspace& space, std::size_t slot, const float* hidden
   const float left =
       rank_candidates(*exact_, hidden, candidates, call.k, call.proven != nullptr, rounding, space.scored);
   if (call.partition != nullptr)
-    close_sums({*blocks_, *exact_, rounding, call.allowed.of(query).count(rows_)}, space.queries[slot], space.sums[slot], space.scored,
-               {false, true, call.interval, call.inverse, call.variance}, call.partition + 3 * query);
+    close_sums({*blocks_, *exact_, rounding, call.allowed.of(query).count(rows_)}, space.queries[slot],
+               space.sums[slot], space.scored, {false, true, call.interval, call.inverse, call.variance},
+               call.partition + 3 * query);
   std::sort(space.scored.begin(), space.scored.end(), Larger{});
   report(space.scored, call.k, call.values + query * call.k, call.indices + query * call.k);
   if (call.proven != nullptr)
@@ -428,10 +428,8 @@ std::int64_t DecoderCore::walk(const States& hidden, Three near, float radius, T
   return -1;
 }
 
-// The k largest of listed rows alone: rows from starts[q] to starts[q + 1], or all rows for every state where `starts`
-// holds two numbers. Proven is an answer that rounding cannot change.
-std::int64_t DecoderCore::listed(const States& hidden, const Array<const std::int64_t, 1>& rows,
-                                 const Array<const std::int64_t, 1>& starts, const Array<float, 2>& values,
+// The k largest of the allowed rows, of which all logits are computed. Proven is an answer that rounding cannot change.
+std::int64_t DecoderCore::listed(const States& hidden, const Bits& allowed, const Array<float, 2>& values,
                                  const Array<std::int64_t, 2>& indices, std::tuple<float, float> rounding,
                                  const std::optional<Array<std::uint8_t, 1>>& proven) {
   require(exact_.has_value(), "listed: needs exact rows");
@@ -439,14 +437,8 @@ std::int64_t DecoderCore::listed(const States& hidden, const Array<const std::in
   require(hidden.shape(1) == dimension && k >= 1, "hidden: float32 [n, d]; k >= 1");
   require(values.shape(0) == count && indices.has_shape(count, k), "values, indices: [n, k]");
   require(!proven || proven->size() == count, "proven: uint8 [n]");
-  const bool shared = starts.size() == 2;
-  require(shared || starts.size() == count + 1, "starts: int64 [n + 1], or [2]");
-  require(starts[0] == 0 && starts[starts.size() - 1] == static_cast<std::int64_t>(rows.size()) &&
-              std::is_sorted(starts.data(), starts.data() + starts.size()),
-          "starts: must ascend within the rows");
-  require(std::all_of(rows.data(), rows.data() + rows.size(),
-                      [this](std::int64_t row) { return row >= 0 && row < static_cast<std::int64_t>(rows_); }),
-          "rows: out of range");
+  require(allowed.has_value(), "allowed: needed");
+  const AllowedBits bits = check_allowed(allowed, count);
   const float* states = hidden.data();
   nb::gil_scoped_release released;
   for (std::size_t q = 0; q < count; ++q)
@@ -456,9 +448,8 @@ std::int64_t DecoderCore::listed(const States& hidden, const Array<const std::in
   for (std::size_t q = 0; q < count; ++q) {
     const float* state = states + q * dimension;
     space.candidates.clear();
-    const std::size_t at = shared ? 0 : q;
-    for (std::int64_t i = starts[at]; i < starts[at + 1]; ++i)
-      space.candidates.push_back({0, 0, static_cast<std::uint32_t>(rows[static_cast<std::size_t>(i)])});
+    bits.of(q).each(rows_,
+                    [&](std::size_t row) { space.candidates.push_back({0, 0, static_cast<std::uint32_t>(row)}); });
     rank_candidates(*exact_, state, space.candidates, k, false, {}, space.scored);
     const auto last = space.scored.begin() + static_cast<std::ptrdiff_t>(std::min(k, space.scored.size()));
     std::partial_sort(space.scored.begin(), last, space.scored.end(), Larger{});
@@ -492,7 +483,7 @@ void register_decoder(nb::module_& m) {
       .def("walk", &DecoderCore::walk, nb::kw_only(), "hidden"_a, "near"_a, "radius"_a = kNoBound,
            "far"_a = DecoderCore::Three(0, 0, 0), "far_radius"_a = 0.0F, "values"_a, "indices"_a,
            "distances"_a.none() = nb::none(), "tally"_a.none() = nb::none(), "allowed"_a.none() = nb::none())
-      .def("listed", &DecoderCore::listed, nb::kw_only(), "hidden"_a, "rows"_a, "starts"_a, "values"_a, "indices"_a,
+      .def("listed", &DecoderCore::listed, nb::kw_only(), "hidden"_a, "allowed"_a, "values"_a, "indices"_a,
            "rounding"_a = std::tuple<float, float>(0.0F, 0.0F), "proven"_a.none() = nb::none())
       .def("keep", &DecoderCore::keep, nb::kw_only(), "calls"_a, "candidates"_a)
       .def_prop_ro("workspace_bytes", &DecoderCore::workspace_bytes);

@@ -64,8 +64,8 @@ MEMHIER_VNNI void dot_chunk_vnni(const std::uint8_t* codes, std::size_t width, c
   }
 }
 
-MEMHIER_VNNI std::size_t above_vnni(const float* values, float threshold, const AllowedRows& allowed,
-                                    std::size_t first, std::uint16_t* at) {
+MEMHIER_VNNI std::size_t above_vnni(const float* values, float threshold, const AllowedRows& allowed, std::size_t first,
+                                    std::uint16_t* at) {
   std::size_t found = 0;
   const __m512 limit = _mm512_set1_ps(threshold);
   for (std::size_t i = 0; i < kChunkRows; i += 16) {
@@ -211,8 +211,7 @@ void BlockScan::exclude(const AllowedRows& allowed, std::size_t first) {
     }
 }
 
-void BlockScan::run(const BlockCodes& rows, std::size_t width, const ScanQueries& queries,
-                    const ScanOptions& options) {
+void BlockScan::run(const BlockCodes& rows, std::size_t width, const ScanQueries& queries, const ScanOptions& options) {
   const std::size_t count = queries.coded.size();
   Spread spreads[kQueries];
   std::int32_t excess[kQueries];
