@@ -9,6 +9,7 @@ from memhier import backend
 from memhier.ann.decoder import LogitIndex
 from memhier.ann.decoder import index as decoder_index
 from memhier.ann.decoder.allowed import check_allowed
+from memhier.ann.decoder.answers import TopK
 from memhier.ann.decoder.layer import as_floats
 
 STORED = 3_500_000  # bytes of DRAM
@@ -89,7 +90,15 @@ def test_all_forms_name_the_same_words(native, words, states, share, seed):
     mask = rng.random((states, words)) < share
     mask[np.arange(states), rng.integers(0, words, states)] = True
     ids = [rng.permutation(np.concatenate([np.flatnonzero(row)] * 2)) for row in mask]
-    forms = [mask, list(mask), bits_of(mask), list(bits_of(mask)), bits_of(mask).view(np.uint32), ids, [each.tolist() for each in ids]]
+    forms = [
+        mask,
+        list(mask),
+        bits_of(mask),
+        list(bits_of(mask)),
+        bits_of(mask).view(np.uint32),
+        ids,
+        [each.tolist() for each in ids],
+    ]
     if len({len(each) for each in ids}) == 1:
         forms.append(np.stack(ids))
     for form in forms:
@@ -228,6 +237,31 @@ def test_few_words_share_all_probability():
     ids = [7, 3, 99, 500]
     scores = [index.log_prob(hidden[300:], np.full(100, word), allowed=ids).estimate for word in ids]
     np.testing.assert_allclose(np.exp(scores).sum(0), 1, rtol=2e-5)
+
+
+def test_a_module_takes_tensors_of_any_leading_shape():
+    torch = pytest.importorskip("torch")
+    from memhier.ann import TopKSoftmax
+
+    weight, bias, hidden = make_layer()
+    head = torch.nn.Linear(DIMENSION, WORDS)
+    head.weight.data, head.bias.data = torch.from_numpy(weight), torch.from_numpy(bias)
+    decoder = TopKSoftmax.from_linear(head, k=K, contexts=torch.from_numpy(hidden[:300]))
+    states = torch.from_numpy(hidden[300:306]).reshape(2, 3, DIMENSION)
+    mask = np.random.default_rng(0).random((6, WORDS)) < 0.3
+    logits = masked(weight, bias, hidden[300:306], mask)
+    lists = [torch.from_numpy(np.flatnonzero(row)) for row in mask]
+    targets = torch.from_numpy(logits.argmax(1)).reshape(2, 3)
+    for form in (torch.from_numpy(mask), torch.from_numpy(bits_of(mask)), lists, mask):
+        values, indices, _ = decoder.certified_topk(states, allowed=form)
+        assert values.shape == indices.shape == (2, 3, K)
+        assert_among(TopK(values.reshape(6, K).numpy(), indices.reshape(6, K).numpy()), logits)
+        values, indices = decoder.topk(states, 2, allowed=form)
+        assert_among(TopK(values.reshape(6, 2).numpy(), indices.reshape(6, 2).numpy()), logits, share=0.9)
+        estimate, low, high = decoder.bounded_log_prob(states, targets, allowed=form)
+        right = torch.from_numpy(logits.max(1) - np.logaddexp.reduce(logits, axis=1)).reshape(2, 3)
+        assert ((low <= right + 1e-6) & (right <= high + 1e-6)).all()
+        torch.testing.assert_close(decoder.log_prob(states, targets, allowed=form), estimate)
 
 
 def test_no_states_have_no_answers():
