@@ -1,6 +1,7 @@
 """LogitIndex: the largest logits of an output layer without the full product, for NumPy arrays."""
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy.typing as npt
 
 from memhier.ann.decoder.allowed import Allowed, check_allowed
 from memhier.ann.decoder.answers import LogProb, Partition, TopK
+from memhier.ann.decoder.calibration.audit import STATES_MOST, PrecisionAudit
 from memhier.ann.decoder.calibration.build import BuildOptions, build_codes, encode_again, warn_if_short
 from memhier.ann.decoder.calibration.calibrate import measure_choices
 from memhier.ann.decoder.calibration.cost import full_costs_less, listed_costs_less
@@ -56,8 +58,11 @@ class LogitIndex:
     True
     """
 
-    def __init__(self, engine: Engine, settings: Settings, method: Method, digest: str) -> None:
+    def __init__(
+        self, engine: Engine, settings: Settings, method: Method, digest: str, audit: PrecisionAudit | None = None
+    ) -> None:
         self._engine, self._settings, self._method = engine, settings, method
+        self._audit = audit or PrecisionAudit(0.0, 0, settings.precision)
         self.digest: str = digest
         self._words, self._dimension = engine.codes.shape
         self._familiarity = Familiarity(engine.codes.projection, settings.ranges)
@@ -66,6 +71,7 @@ class LogitIndex:
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore a pickled or copied index; it counts the states that it answers from zero."""
         self.__dict__.update(state)
+        self._audit = copy(self._audit)
         self._familiarity = Familiarity(self._engine.codes.projection, self._settings.ranges)
         self._engine.keep(self._settings.candidates_most)
 
@@ -85,6 +91,7 @@ class LogitIndex:
         path: str | PathLike[str] | None = None,
         full: Callable[[Floats], object] | None = None,
         seed: int = 0,
+        audit: float = 0.0,
         progress: bool = False,
     ) -> Self:
         """Build an index of a layer.
@@ -116,7 +123,10 @@ class LogitIndex:
         full
             A function that computes the full product and selects from it, to measure in place of the index's own.
         seed
-            Decides on the held-out contexts and the groups of the others; 0 to 2**32 - 1.
+            Decides on the held-out contexts, the groups of the others, and the audited calls; 0 to 2**32 - 1.
+        audit
+            The share of calls of :meth:`topk` that are answered again by the full product, at most 16 states of each;
+            see :meth:`stats`. It is not stored.
         progress
             Show a progress bar.
 
@@ -141,6 +151,7 @@ class LogitIndex:
         if method not in METHODS:
             raise ValueError(f"method={method!r}: expected one of {', '.join(METHODS)}")
         seed = check_int("seed", seed, 0, 2**32 - 1)
+        audited = _check_audit(audit, seed, precision)
         if rank is not None:
             rank = check_int("rank", rank, 1, dimension, "directions")
         states = None if contexts is None else check_hidden("contexts", contexts, dimension)
@@ -149,7 +160,7 @@ class LogitIndex:
         options = BuildOptions(k, precision, method, rank, seed, progress)
         codes, settings, held = build_codes(layer, states, options)
         warn_if_short(settings, method)
-        index = cls(DramEngine(codes, layer), settings, method, layer.digest())
+        index = cls(DramEngine(codes, layer), settings, method, layer.digest(), audited)
         if method == "auto" and held is not None:
             index.choose(held.hidden, full=full, seed=seed)
         if dram is None or path is None:
@@ -157,7 +168,7 @@ class LogitIndex:
         index.save(path)
         # The built index goes before the opened one comes.
         del index, codes, layer
-        return cls.open(path, dram=dram)
+        return cls.open(path, dram=dram, audit=audit, seed=seed)
 
     def choose(self, hidden: Floats, *, full: Callable[[Floats], object] | None = None, seed: int = 0) -> None:
         """Measure the fastest way for each size of batch, and take it from now on.
@@ -201,7 +212,11 @@ class LogitIndex:
         """Return plain numbers: sizes, the measurements of the build, and the counts of the reader of stored rows.
 
         The index has compared the norms of `contexts_checked` hidden states with those of the build's contexts;
-        `contexts_unlike` of these states lie outside. If many do, the call that finds it warns, once.
+        `contexts_unlike` of these states lie outside. If many do, the call that finds it warns, once. `audit` says how
+        many calls of :meth:`topk` were answered again by the full product: a `share` of them, and the first that were
+        found to hold unlike states if the rows lie in DRAM. `precision` is the mean of the last 1,024 of these, between
+        `precision_low` and `precision_high` with a chance of 95 %, whatever their distribution. The call by which this
+        interval falls below the declared precision warns, once.
         """
         codes, settings = self._engine.codes, self._settings
         return {
@@ -213,6 +228,7 @@ class LogitIndex:
             "rows_in_dram": self._engine.layer is not None,
             "contexts_checked": self._familiarity.checked,
             "contexts_unlike": self._familiarity.unlike,
+            "audit": self._audit.stats(),
             "choices": dict(settings.choices) if self._method == "auto" else {1: self._method},
             **{f"precision_{way}": reached for way, reached in settings.reached.items()},
             **self._engine.stats(),
@@ -285,11 +301,25 @@ class LogitIndex:
         if among is not None and method != "full" and self._listing_pays(len(states), wanted, among):
             return self._engine.listed(states, wanted, among, prove=certify)
         way = method if method is not None and method != "auto" else self._way_to(len(states), wanted)
-        if certify or way != "full":
-            self._familiarity.look(states)
-        if certify:
-            return self._certified(states, wanted, complete, among)
-        return self._by(way, states, wanted, among)
+        if way == "full" and not certify:
+            return self._full(states, wanted, among)
+        unlike = self._familiarity.look(states)
+        found = self._certified(states, wanted, complete, among) if certify else self._by(way, states, wanted, among)
+        if self._audit.draw(unlike=unlike and self._engine.layer is not None):
+            self._answer_again(states, found, among)
+        return found
+
+    def _answer_again(self, states: Floats, found: TopK, among: Allowed | None) -> None:
+        """Answer some states of a call by the full product, too, and count the share that the call found."""
+        numbers = np.arange(0, len(states), max(1, len(states) // STATES_MOST))[:STATES_MOST]
+        if not len(numbers):
+            return
+        again = states[numbers]
+        exact = self._full(again, found.values.shape[1], None if among is None else among.of(numbers))
+        values = np.where(exact.indices >= 0, exact.values, 0)
+        largest, norms = np.abs(values).max(1), np.linalg.norm(again, axis=1)
+        slack = 1e-5 * np.maximum(1, largest) + 1e-6 * float(self._engine.codes.norms.max()) * norms
+        self._audit.note(TopK(found.values[numbers], found.indices[numbers]), exact, slack)
 
     def logits(self, hidden: npt.ArrayLike) -> Floats:
         """Return all logits, float32 ``[n, V]``: the full product of hidden states ``[n, D]``."""
@@ -429,6 +459,8 @@ class LogitIndex:
         verify: Verify = "read",
         cache: str | PathLike[str] | None = None,
         cache_bytes: int | str = CACHE_BYTES,
+        audit: float = 0.0,
+        seed: int = 0,
     ) -> Self:
         """Open an index that :meth:`save` wrote, at a path or a URL.
 
@@ -444,6 +476,9 @@ class LogitIndex:
         cache, cache_bytes
             The directory on SSD that keeps pages read from a URL, and the most that they take there; see
             :meth:`memhier.Store.open`.
+        audit, seed
+            The share of calls that are answered again by the full product, and the seed that draws them; see
+            :meth:`build`. For rows on SSD each of them reads all rows.
 
         Raises
         ------
@@ -453,8 +488,10 @@ class LogitIndex:
             If `dram` does not hold codes and graph; the message names a sufficient number of bytes.
         """
         budget = None if dram is None else parse_bytes(dram, "dram")
+        seed = check_int("seed", seed, 0, 2**32 - 1)
+        _check_audit(audit, seed, 1.0)
         engine, settings, method, digest = open_index(path, budget, verify, cache, cache_bytes)
-        return cls(engine, settings, method, digest)
+        return cls(engine, settings, method, digest, _check_audit(audit, seed, settings.precision))
 
     @shielded
     def close(self) -> None:
@@ -536,6 +573,12 @@ class LogitIndex:
                 exact = self._full(states[doubtful], k, None if among is None else among.of(doubtful))
                 found.values[doubtful], found.indices[doubtful] = exact.values, exact.indices
         return found
+
+
+def _check_audit(share: float, seed: int, declared: float) -> PrecisionAudit:
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
+        raise ValueError(f"audit={share!r}: expected a share of calls, 0 to 1")
+    return PrecisionAudit(float(share), seed, declared)
 
 
 def _widened(z: Doubles, low: Doubles, high: Doubles) -> Partition:

@@ -101,6 +101,7 @@ class TopKSoftmax(nn.Module):
         output: str = "dense",
         rank: int | None = None,
         seed: int = 0,
+        audit: float = 0.0,
         progress: bool = False,
     ) -> Self:
         """Build a decoder of an output layer.
@@ -132,7 +133,8 @@ class TopKSoftmax(nn.Module):
             *_arrays(weight, bias),
             dtype=_name(weight),
             contexts=None if contexts is None else _states(contexts, "contexts"),
-            k=k, precision=precision, method=method, rank=rank, dram=dram, path=path, seed=seed, progress=progress,
+            k=k, precision=precision, method=method, rank=rank, dram=dram, path=path, seed=seed, audit=audit,
+            progress=progress,
             full=lambda states: _full(torch.from_numpy(states), weight, bias, k),
         )  # fmt: skip
         return (
