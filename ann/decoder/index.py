@@ -65,14 +65,14 @@ class LogitIndex:
         self._audit = audit or PrecisionAudit(0.0, 0, settings.precision)
         self.digest: str = digest
         self._words, self._dimension = engine.codes.shape
-        self._familiarity = Familiarity(engine.codes.projection, settings.ranges)
+        self._familiarity = Familiarity(engine.codes.projection, settings.ranges, self._audit)
         engine.keep(settings.candidates_most)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore a pickled or copied index; it counts the states that it answers from zero."""
         self.__dict__.update(state)
         self._audit = copy(self._audit)
-        self._familiarity = Familiarity(self._engine.codes.projection, self._settings.ranges)
+        self._familiarity = Familiarity(self._engine.codes.projection, self._settings.ranges, self._audit)
         self._engine.keep(self._settings.candidates_most)
 
     @classmethod
@@ -126,7 +126,7 @@ class LogitIndex:
             Decides on the held-out contexts, the groups of the others, and the audited calls; 0 to 2**32 - 1.
         audit
             The share of calls of :meth:`topk` that are answered again by the full product, at most 16 states of each;
-            see :meth:`stats`. It is not stored.
+            calls that are exact by themselves do not count. See :meth:`stats`. It is not stored.
         progress
             Show a progress bar.
 

@@ -100,9 +100,11 @@ def test_precision_is_kept_or_a_warning_says_how_much_it_is(model, kind):
         found = np.concatenate([index.topk(state).values for state in asked])
     reached, audit = precision(weight, asked, found), index.stats()["audit"]
     told = [each for each in said if issubclass(each.category, RecallWarning)]
-    assert reached >= 0.99 or (told and audit["precision_low"] <= reached <= audit["precision_high"])
+    unlike = [str(each.message) for each in said if "unlike the contexts" in str(each.message)]
+    assert all("15 calls answered again by the full product put the precision" in each for each in unlike)
+    assert reached >= 0.99 or ((told or unlike) and audit["precision_low"] <= reached <= audit["precision_high"])
     assert len(told) <= 1
-    assert audit["calls"] <= 64, "calls are answered again without a share only at first"
+    assert audit["calls"] <= 70, "calls are answered again without a share only as states are compared"
     if kind == "real":
         assert not said
         assert audit["calls"] == 0

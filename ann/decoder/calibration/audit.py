@@ -18,7 +18,7 @@ __all__ = ["STATES_MOST", "PrecisionAudit"]
 STATES_MOST = 16  # states of an audited call that are answered again
 _RECENT = 1024  # audited calls that the estimate is about
 _DRAWN = 4096  # calls drawn for at a time
-_UNASKED = 64  # calls audited without a share, as their states are unlike the build's
+_UNASKED = 512  # calls audited without a share, as their states are unlike the build's
 
 
 class PrecisionAudit:
@@ -71,17 +71,27 @@ class PrecisionAudit:
         with self._lock:
             self._audited += 1
             self._recent.append(precision)
-            estimate, low, high = self._estimate()
+            _, _, high = self._estimate()
             warn = high < self._declared and not self._warned
             self._warned |= warn
         if warn:
             warnings.warn(
-                f"{len(self._recent)} calls answered again by the full product put the precision of this decoder at "
-                f"{estimate:.4f} ({low:.4f} to {high:.4f}), below the declared {self._declared}: build it again with "
-                "contexts= of the model and texts in use, or take certify=True or method='full'",
+                f"{self.told()}, below the declared {self._declared}: build it again with contexts= of the model and "
+                "texts in use, or take certify=True or method='full'",
                 RecallWarning,
                 stacklevel=user_stacklevel(),
             )
+
+    def told(self) -> str:
+        """Return a clause that tells the estimate, for a warning; empty without one."""
+        with self._lock:
+            count, (estimate, low, high) = len(self._recent), self._estimate()
+        if not count:
+            return ""
+        return (
+            f"{count} calls answered again by the full product put the precision of this decoder at {estimate:.4f} "
+            f"({low:.4f} to {high:.4f})"
+        )
 
     def stats(self) -> dict[str, Any]:
         """Return plain numbers: the share, calls audited, and the estimated precision of the last with its interval."""

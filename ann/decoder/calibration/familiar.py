@@ -12,6 +12,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from memhier.ann.decoder.calibration.audit import PrecisionAudit
 from memhier.ann.decoder.coding.projection import Projection
 from memhier.ann.decoder.layer import Floats
 
@@ -47,6 +48,8 @@ class Familiarity:
     ----------
     ranges
         From :func:`ranges_of`; without ranges it checks nothing.
+    audit
+        Its estimate of the precision, if it has one, is part of the warning.
 
     Attributes
     ----------
@@ -54,8 +57,8 @@ class Familiarity:
         States checked, and states among them unlike the build's.
     """
 
-    def __init__(self, projection: Projection, ranges: Ranges) -> None:
-        self._projection = projection
+    def __init__(self, projection: Projection, ranges: Ranges, audit: PrecisionAudit) -> None:
+        self._projection, self._audit = projection, audit
         self._ranges = np.array(ranges, np.float64).reshape(-1, 2)
         self._calls = self._recent = self._recent_unlike = 0
         self._warned = False
@@ -79,10 +82,11 @@ class Familiarity:
         self._recent, self._recent_unlike = self._recent + len(norms), self._recent_unlike + unlike
         if self._recent >= _ENOUGH and self._recent_unlike > _MANY * self._recent and not self._warned:
             self._warned = True
+            told = self._audit.told()
             warnings.warn(
                 f"{self._recent_unlike} of {self._recent} hidden states are unlike the contexts that this decoder was "
                 "built from, so its answers may be slow and below the declared precision: build it again with "
-                "contexts= of the model and texts in use (accelerate: input_ids=)",
+                f"contexts= of the model and texts in use (accelerate: input_ids=){told and f'; {told}'}",
                 stacklevel=3,
             )
         if self._recent > _REMEMBERED:
