@@ -159,6 +159,7 @@ void DecoderCore::look_at(const BlockArrays& arrays) {
   require(numbers.has_shape(5, padded), "blocks: numbers float32 [5, padded]");
   const float* number = numbers.data();
   blocks_ = BlockCodes{codes.data(),
+                       rows_,
                        padded,
                        width,
                        {number, number + padded, number + 2 * padded, number + 3 * padded, number + 4 * padded}};

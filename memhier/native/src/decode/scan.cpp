@@ -245,7 +245,8 @@ void BlockScan::run(const BlockCodes& rows, std::size_t width, const ScanQueries
       const float* keys = options.bounds ? margins_ : estimates_;
       Largest& largest = queries.largest[q];
       const std::size_t found = above(keys, largest.threshold(), allowed, first, at);
-      for (std::size_t i = 0; i < found; ++i)
+      // The last chunk's padding is below most rows, but not below one whose logit is about -1e30.
+      for (std::size_t i = 0; i < found && first + at[i] < rows.rows; ++i)
         largest.offer({keys[at[i]], estimates_[at[i]], static_cast<std::uint32_t>(first + at[i])});
     }
   }

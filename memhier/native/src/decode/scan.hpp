@@ -28,7 +28,7 @@ struct RowNumbers {
 // leading directions of them can be read without the others.
 struct BlockCodes {
   const std::uint8_t* codes;
-  std::size_t padded_rows, width;  // width: a multiple of 4
+  std::size_t rows, padded_rows, width;  // width: a multiple of 4
   RowNumbers numbers;
 };
 
