@@ -58,6 +58,7 @@ if TYPE_CHECKING:
         StackDistances = _core.StackDistances
         UpdatedRows = _core.UpdatedRows
         WavePart = _core.WavePart
+        allow_words: Final = staticmethod(_core.allow_words)
         belady_hits: Final = staticmethod(_core.belady_hits)
         code_scan: Final = staticmethod(_core.code_scan)
         code_max_sims: Final = staticmethod(_core.code_max_sims)

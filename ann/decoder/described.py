@@ -12,7 +12,8 @@ from memhier.fields import Check, decode_json, integer, mapping, one_of, real, r
 
 __all__ = ["VERSION", "check_settings", "check_shapes", "decode_about"]
 
-VERSION = 3
+VERSION = 4
+_READ = (3, VERSION)
 _COUNT = integer(0, 2**31)
 
 _SETTINGS: dict[str, Check] = {
@@ -63,8 +64,8 @@ def decode_about(raw: bytes, path: object) -> dict[str, Any]:
     """
     where = f"{path}: the value 'decoder'"
     version = decode_json(raw, where, record({"version": integer()}))["version"]
-    if version != VERSION:
-        raise FormatError(f"{path}: decoder format {version}, this memhier reads {VERSION}; build it again")
+    if version not in _READ:
+        raise FormatError(f"{path}: decoder format {version}, this memhier reads 3 and {VERSION}; build it again")
     about: dict[str, Any] = decode_json(raw, where, _CHECK)
     return about
 

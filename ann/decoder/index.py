@@ -1,6 +1,7 @@
 """LogitIndex: the largest logits of an output layer without the full product, for NumPy arrays."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from copy import copy
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -9,15 +10,18 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from memhier.ann.decoder.allowed import Allowed, check_allowed
 from memhier.ann.decoder.answers import LogProb, Partition, TopK
+from memhier.ann.decoder.calibration.audit import STATES_MOST, PrecisionAudit
 from memhier.ann.decoder.calibration.build import BuildOptions, build_codes, encode_again, warn_if_short
 from memhier.ann.decoder.calibration.calibrate import measure_choices
-from memhier.ann.decoder.calibration.cost import full_costs_less
+from memhier.ann.decoder.calibration.cost import full_costs_less, listed_costs_less
 from memhier.ann.decoder.calibration.familiar import Familiarity
 from memhier.ann.decoder.calibration.settings import HEAD, METHODS, WAYS, Choices, Method, Settings
 from memhier.ann.decoder.engine.dram_engine import DramEngine
 from memhier.ann.decoder.engine.engine import CERTIFY_LIMIT, Engine
 from memhier.ann.decoder.engine.envelope import AS_IS, Doubles, Envelope, Shape
+from memhier.ann.decoder.engine.masked import full_among
 from memhier.ann.decoder.layer import Floats, OutputLayer, check_hidden, check_layer, logit_error
 from memhier.ann.decoder.stored import check_place, open_index, save_index
 from memhier.arguments import check_int
@@ -27,6 +31,7 @@ from memhier.store.store import CACHE_BYTES, Verify
 
 __all__ = ["LogitIndex", "way_for"]
 
+_WALKED = 0.5  # the least share of allowed words for a walk, whose list is twice as long then
 _FULL_BLOCK = 64  # states whose logits are held at a time
 
 
@@ -52,17 +57,21 @@ class LogitIndex:
     True
     """
 
-    def __init__(self, engine: Engine, settings: Settings, method: Method, digest: str) -> None:
+    def __init__(
+        self, engine: Engine, settings: Settings, method: Method, digest: str, audit: PrecisionAudit | None = None
+    ) -> None:
         self._engine, self._settings, self._method = engine, settings, method
+        self._audit = audit or PrecisionAudit(0.0, 0, settings.precision)
         self.digest: str = digest
         self._words, self._dimension = engine.codes.shape
-        self._familiarity = Familiarity(engine.codes.projection, settings.ranges)
+        self._familiarity = Familiarity(engine.codes.projection, settings.ranges, self._audit)
         engine.keep(settings.candidates_most)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore a pickled or copied index; it counts the states that it answers from zero."""
         self.__dict__.update(state)
-        self._familiarity = Familiarity(self._engine.codes.projection, self._settings.ranges)
+        self._audit = copy(self._audit)
+        self._familiarity = Familiarity(self._engine.codes.projection, self._settings.ranges, self._audit)
         self._engine.keep(self._settings.candidates_most)
 
     @classmethod
@@ -81,6 +90,7 @@ class LogitIndex:
         path: str | PathLike[str] | None = None,
         full: Callable[[Floats], object] | None = None,
         seed: int = 0,
+        audit: float = 0.0,
         progress: bool = False,
     ) -> Self:
         """Build an index of a layer.
@@ -112,7 +122,10 @@ class LogitIndex:
         full
             A function that computes the full product and selects from it, to measure in place of the index's own.
         seed
-            Decides on the held-out contexts and the groups of the others; 0 to 2**32 - 1.
+            Decides on the held-out contexts, the groups of the others, and the audited calls; 0 to 2**32 - 1.
+        audit
+            The share of calls of :meth:`topk` that are answered again by the full product, at most 16 states of each;
+            calls that are exact by themselves do not count. See :meth:`stats`. It is not stored.
         progress
             Show a progress bar.
 
@@ -137,6 +150,7 @@ class LogitIndex:
         if method not in METHODS:
             raise ValueError(f"method={method!r}: expected one of {', '.join(METHODS)}")
         seed = check_int("seed", seed, 0, 2**32 - 1)
+        audited = _check_audit(audit, seed, precision)
         if rank is not None:
             rank = check_int("rank", rank, 1, dimension, "directions")
         states = None if contexts is None else check_hidden("contexts", contexts, dimension)
@@ -145,7 +159,7 @@ class LogitIndex:
         options = BuildOptions(k, precision, method, rank, seed, progress)
         codes, settings, held = build_codes(layer, states, options)
         warn_if_short(settings, method)
-        index = cls(DramEngine(codes, layer), settings, method, layer.digest())
+        index = cls(DramEngine(codes, layer), settings, method, layer.digest(), audited)
         if method == "auto" and held is not None:
             index.choose(held.hidden, full=full, seed=seed)
         if dram is None or path is None:
@@ -153,7 +167,7 @@ class LogitIndex:
         index.save(path)
         # The built index goes before the opened one comes.
         del index, codes, layer
-        return cls.open(path, dram=dram)
+        return cls.open(path, dram=dram, audit=audit, seed=seed)
 
     def choose(self, hidden: Floats, *, full: Callable[[Floats], object] | None = None, seed: int = 0) -> None:
         """Measure the fastest way for each size of batch, and take it from now on.
@@ -197,7 +211,11 @@ class LogitIndex:
         """Return plain numbers: sizes, the measurements of the build, and the counts of the reader of stored rows.
 
         The index has compared the norms of `contexts_checked` hidden states with those of the build's contexts;
-        `contexts_unlike` of these states lie outside. If many do, the call that finds it warns, once.
+        `contexts_unlike` of these states lie outside. If many do, the call that finds it warns, once. `audit` says how
+        many calls of :meth:`topk` were answered again by the full product: a `share` of them, and the first that were
+        found to hold unlike states if the rows lie in DRAM. `precision` is the mean of the last 1,024 of these, between
+        `precision_low` and `precision_high` with a chance of 95 %, whatever their distribution. The call by which this
+        interval falls below the declared precision warns, once.
         """
         codes, settings = self._engine.codes, self._settings
         return {
@@ -209,6 +227,7 @@ class LogitIndex:
             "rows_in_dram": self._engine.layer is not None,
             "contexts_checked": self._familiarity.checked,
             "contexts_unlike": self._familiarity.unlike,
+            "audit": self._audit.stats(),
             "choices": dict(settings.choices) if self._method == "auto" else {1: self._method},
             **{f"precision_{way}": reached for way, reached in settings.reached.items()},
             **self._engine.stats(),
@@ -240,11 +259,12 @@ class LogitIndex:
         hidden: npt.ArrayLike,
         k: int | None = None,
         *,
+        allowed: npt.ArrayLike | Sequence[npt.ArrayLike] | None = None,
         certify: bool = False,
         complete: bool = False,
         method: Method | None = None,
     ) -> TopK:
-        """Return the k largest logits of each hidden state.
+        """Return the k largest logits of each hidden state, of all words or of those allowed.
 
         Parameters
         ----------
@@ -252,6 +272,13 @@ class LogitIndex:
             ``[n, D]``, or ``[D]`` for one.
         k
             1 to V; the build's k if None.
+        allowed
+            Words that an answer may hold; its dtype tells the form. bool: a mask ``[V]`` or ``[n, V]``. int32: bits,
+            lowest first, ``[ceil(V / 32)]`` or ``[n, ceil(V / 32)]``, as grammar engines fill them; bits beyond V do
+            not count. int64, or a list of integers: ids ``[c]``; a list of n lists or arrays: the ids of each state.
+            If they are few, the index computes their logits alone, whatever the method: the answer is exact and proven.
+            Of many it finds the largest with the declared precision. An answer with fewer than k allowed words ends
+            with index -1 and minus infinity.
         certify
             Say of each state if its answer is proven; takes the preview with bounds instead of any other method.
         complete
@@ -262,19 +289,36 @@ class LogitIndex:
         Raises
         ------
         TypeError, ValueError
-            If `hidden` does not fit the layer or holds NaN, or `k` is above the vocabulary.
+            If `hidden` does not fit the layer or holds NaN, or `k` is above the vocabulary; if `allowed` has another
+            form, an id is out of range, or a state has no allowed word.
         """
         states = check_hidden("hidden", hidden, self._dimension)
         wanted = self._settings.k if k is None else check_int("k", k, 1, self._words, "words")
         if method is not None and method not in METHODS:
             raise ValueError(f"method={method!r}: expected one of {', '.join(METHODS)}")
-        if certify:
-            self._familiarity.look(states)
-            return self._certified(states, wanted, complete)
+        among = check_allowed(allowed, len(states), self._words)
+        if among is not None and method != "full" and self._listing_pays(len(states), wanted, among):
+            return self._engine.listed(states, wanted, among, prove=certify)
         way = method if method is not None and method != "auto" else self._way_to(len(states), wanted)
-        if way != "full":
-            self._familiarity.look(states)
-        return self._by(way, states, wanted)
+        if way == "full" and not certify:
+            return self._full(states, wanted, among)
+        unlike = self._familiarity.look(states)
+        found = self._certified(states, wanted, complete, among) if certify else self._by(way, states, wanted, among)
+        if self._audit.draw(unlike=unlike and self._engine.layer is not None):
+            self._answer_again(states, found, among)
+        return found
+
+    def _answer_again(self, states: Floats, found: TopK, among: Allowed | None) -> None:
+        """Answer some states of a call by the full product, too, and count the share that the call found."""
+        numbers = np.arange(0, len(states), max(1, len(states) // STATES_MOST))[:STATES_MOST]
+        if not len(numbers):
+            return
+        again = states[numbers]
+        exact = self._full(again, found.values.shape[1], None if among is None else among.of(numbers))
+        values = np.where(exact.indices >= 0, exact.values, 0)
+        largest, norms = np.abs(values).max(1), np.linalg.norm(again, axis=1)
+        slack = 1e-5 * np.maximum(1, largest) + 1e-6 * float(self._engine.codes.norms.max()) * norms
+        self._audit.note(TopK(found.values[numbers], found.indices[numbers]), exact, slack)
 
     def logits(self, hidden: npt.ArrayLike) -> Floats:
         """Return all logits, float32 ``[n, V]``: the full product of hidden states ``[n, D]``."""
@@ -358,8 +402,15 @@ class LogitIndex:
         """Return the exact logits of rows ``[n, c]``, float32; `hidden` as in :meth:`logits`."""
         return self._engine.logits_of(check_hidden("hidden", hidden, self._dimension), rows)
 
-    def log_prob(self, hidden: npt.ArrayLike, targets: npt.ArrayLike, *, exact: bool = False) -> LogProb:
-        """Return the log-probability of one word for each hidden state.
+    def log_prob(
+        self,
+        hidden: npt.ArrayLike,
+        targets: npt.ArrayLike,
+        *,
+        allowed: npt.ArrayLike | Sequence[npt.ArrayLike] | None = None,
+        exact: bool = False,
+    ) -> LogProb:
+        """Return the log-probability of one word for each hidden state, among all words or those allowed.
 
         Parameters
         ----------
@@ -367,6 +418,8 @@ class LogitIndex:
             ``[n, D]``, or ``[D]`` for one.
         targets
             Integers ``[n]``, 0 to V - 1.
+        allowed
+            As in :meth:`topk`: all other words have the probability zero, whose logarithm is minus infinity.
         exact
             Take log Z from the full product, for scores that agree with a model's own to the last digits.
         """
@@ -376,15 +429,20 @@ class LogitIndex:
             raise ValueError(f"targets: expected integers [{len(states)}], got {names.dtype} {list(names.shape)}")
         if names.size and (int(names.min()) < 0 or int(names.max()) >= self._words):
             raise ValueError(f"targets: expected 0 to {self._words - 1}, got {int(names.min())} to {int(names.max())}")
-        if exact:
-            z = self._full_partition(states)
+        among = check_allowed(allowed, len(states), self._words)
+        if among is not None and self._listing_pays(len(states), HEAD, among):
+            z = self._listed_partition(states, among)
+        elif exact:
+            z = self._full_partition(states, among)
         else:
             self._familiarity.look(states)
-            _, z = self._engine.partition(states, 1, min(self._words, HEAD))
+            _, z = self._engine.partition(states, 1, min(self._words, HEAD), allowed=among)
         rows = names.astype(np.int64)[:, None]
         found = self._engine.logits_of(states, rows)
         slack = logit_error(states, rows, found, self._engine.codes.norms)[:, 0]
         logits = found[:, 0].astype(np.float64)
+        if among is not None:
+            logits[~among.holds(rows[:, 0])] = -np.inf
         return LogProb(logits - z.estimate, logits - slack - z.high, np.minimum(0, logits + slack - z.low))
 
     def is_stale(
@@ -438,6 +496,8 @@ class LogitIndex:
         verify: Verify = "read",
         cache: str | PathLike[str] | None = None,
         cache_bytes: int | str = CACHE_BYTES,
+        audit: float = 0.0,
+        seed: int = 0,
     ) -> Self:
         """Open an index that :meth:`save` wrote, at a path or a URL.
 
@@ -453,6 +513,9 @@ class LogitIndex:
         cache, cache_bytes
             The directory on SSD that keeps pages read from a URL, and the most that they take there; see
             :meth:`memhier.Store.open`.
+        audit, seed
+            The share of calls that are answered again by the full product, and the seed that draws them; see
+            :meth:`build`. For rows on SSD each of them reads all rows.
 
         Raises
         ------
@@ -462,15 +525,35 @@ class LogitIndex:
             If `dram` does not hold codes and graph; the message names a sufficient number of bytes.
         """
         budget = None if dram is None else parse_bytes(dram, "dram")
+        seed = check_int("seed", seed, 0, 2**32 - 1)
+        _check_audit(audit, seed, 1.0)
         engine, settings, method, digest = open_index(path, budget, verify, cache, cache_bytes)
-        return cls(engine, settings, method, digest)
+        return cls(engine, settings, method, digest, _check_audit(audit, seed, settings.precision))
 
     @shielded
     def close(self) -> None:
         """Release the files of an index with its rows on SSD; another holds none. May be called twice."""
         self._engine.close()
 
-    def _full_partition(self, states: Floats) -> Partition:
+    def _listing_pays(self, batch: int, k: int, among: Allowed) -> bool:
+        """Say if the logits of the allowed words alone cost less than a scan, or as few reads as log Z."""
+        layer, settings = self._engine.layer, self._settings
+        if not batch:
+            return False
+        if layer is None:
+            return int(among.counts.max()) <= HEAD
+        listed = int(among.counts[0]) * batch if among.shared else int(among.counts.sum())
+        row_bytes, width = layer.weight.itemsize * self._dimension, self._engine.codes.blocks.width
+        return listed_costs_less(listed, batch, self._words, row_bytes, width, settings.limit(k, self._words))
+
+    def _listed_partition(self, states: Floats, among: Allowed) -> Partition:
+        found = self._engine.listed(states, int(among.counts.max()), among)
+        error = logit_error(states, found.indices, found.values, self._engine.codes.norms)
+        z, low, high = (np.logaddexp.reduce(found.values + sign * error, axis=1) for sign in (0, -1, 1))
+        return _widened(z, low, high)
+
+    def _full_partition(self, states: Floats, among: Allowed | None = None) -> Partition:
+        mask = None if among is None else among.mask()
         three = np.full((3, len(states)), -np.inf)
         for start in range(0, len(states), _FULL_BLOCK):
             block = states[start : start + _FULL_BLOCK]
@@ -478,47 +561,63 @@ class LogitIndex:
             for first, logits in self._engine.logit_blocks(block):
                 rows = np.arange(first, first + logits.shape[1])[None]
                 error = logit_error(block, rows, logits, self._engine.codes.norms)
+                if mask is not None:
+                    own = mask if len(mask) == 1 else mask[start : start + len(block)]
+                    logits = np.where(own[:, first : first + logits.shape[1]], logits, -np.inf)
                 for sign, so_far in zip((0, -1, 1), sums, strict=True):
                     so_far[:] = np.logaddexp(so_far, np.logaddexp.reduce(logits + sign * error, axis=1))
-        z, low, high = three
-        slack = 1e-8 * np.maximum(1, np.abs(z))  # the rounding of sums in double precision
-        return Partition(z, low - slack, high + slack)
+        return _widened(*three)
 
     def _way_to(self, batch: int, k: int) -> Method:
         """Return the way for a batch: the build's for its k, and for a larger one the way that costs less."""
         more = self._method == "auto" and k > self._settings.k
         return "full" if more and not self.scan_pays(batch, k) else self.way(batch)
 
-    def _by(self, way: Method, states: Floats, k: int) -> TopK:
+    def _by(self, way: Method, states: Floats, k: int, among: Allowed | None = None) -> TopK:
         settings, engine = self._settings, self._engine
         if way == "full" or k == self._words:
-            return engine.full(states, k)
-        if way in ("graph", "screen") and engine.codes.graph is not None and k <= settings.k:
-            return self._walked(states, k, way)
-        return self._previewed(states, k)
+            return self._full(states, k, among)
+        many = among is None or int(among.counts.min(initial=0)) >= _WALKED * self._words
+        if way in ("graph", "screen") and engine.codes.graph is not None and k <= settings.k and many:
+            return self._walked(states, k, way, among)
+        return self._previewed(states, k, among)
 
-    def _walked(self, states: Floats, k: int, way: Method) -> TopK:
+    def _full(self, states: Floats, k: int, among: Allowed | None) -> TopK:
+        return self._engine.full(states, k) if among is None else full_among(self._engine, states, k, among)
+
+    def _walked(self, states: Floats, k: int, way: Method, among: Allowed | None) -> TopK:
         """Walk the graph; the preview answers states too far away, or with too few rows found."""
-        found = self._engine.walk(states, k, self._settings.walk(way))
+        found = self._engine.walk(states, k, self._settings.walk(way, among is not None), among)
         short = found.indices[:, -1] < 0
         if not short.any():
             return found
         if short.all():
-            return self._previewed(states, k)
-        again = self._previewed(states[short], k)
+            return self._previewed(states, k, among)
+        again = self._previewed(states[short], k, None if among is None else among.of(short))
         found.values[short], found.indices[short] = again.values, again.indices
         return found
 
-    def _previewed(self, states: Floats, k: int) -> TopK:
+    def _previewed(self, states: Floats, k: int, among: Allowed | None) -> TopK:
         settings = self._settings
-        return self._engine.preview(states, k, settings.limit(k, self._words), settings.coarse(k))
+        return self._engine.preview(states, k, settings.limit(k, self._words), settings.coarse(k), among)
 
-    def _certified(self, states: Floats, k: int, complete: bool) -> TopK:
-        found = self._engine.certify(states, k, self._settings.limit(k, self._words, CERTIFY_LIMIT))
+    def _certified(self, states: Floats, k: int, complete: bool, among: Allowed | None) -> TopK:
+        found = self._engine.certify(states, k, self._settings.limit(k, self._words, CERTIFY_LIMIT), among)
         if complete:
             assert found.proven is not None
             doubtful = np.flatnonzero(~found.proven)
             if len(doubtful):
-                exact = self._engine.full(states[doubtful], k)
+                exact = self._full(states[doubtful], k, None if among is None else among.of(doubtful))
                 found.values[doubtful], found.indices[doubtful] = exact.values, exact.indices
         return found
+
+
+def _check_audit(share: float, seed: int, declared: float) -> PrecisionAudit:
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
+        raise ValueError(f"audit={share!r}: expected a share of calls, 0 to 1")
+    return PrecisionAudit(float(share), seed, declared)
+
+
+def _widened(z: Doubles, low: Doubles, high: Doubles) -> Partition:
+    slack = 1e-8 * np.maximum(1, np.abs(z))  # the rounding of sums in double precision
+    return Partition(z, low - slack, high + slack)

@@ -112,7 +112,7 @@ def test_the_ranges_are_stored_and_decoders_of_before_have_none(tmp_path):
     index.save(tmp_path / "decoder")
     again = LogitIndex.open(tmp_path / "decoder")
     assert again.settings == index.settings
-    assert len(again.settings.ranges) == 3
+    assert len(again.settings.ranges) == 4
     with pytest.warns(UserWarning, match="hidden states are unlike"):
         again.topk(make_real(rng, 20) * 50)
     before = asdict(index.settings)

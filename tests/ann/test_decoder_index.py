@@ -117,6 +117,15 @@ def test_bounds_hold_for_every_row(core, rank, giant):
     np.testing.assert_allclose(around, upper - estimates, rtol=2e-2, atol=1e-4 * np.abs(estimates).max())
 
 
+def test_no_row_beyond_the_last_is_a_candidate(core):
+    weight, states = np.zeros((3, 8), np.float32), np.full((2, 8), 1e15, np.float32)
+    weight[2] = -1e15  # its logit is below that of the rows that pad a chunk
+    engine, _ = make_engine(weight, np.zeros(3, np.float32), None, k=2)
+    rows, keys, left = np.empty((2, 3), np.int64), np.empty((2, 3, 2), np.float32), np.empty(2, np.float32)
+    engine.codes.core(None).candidates(hidden=states, coarse=(0, 0), rows=rows, keys=keys, left=left)
+    np.testing.assert_array_equal(np.sort(rows, 1), [[0, 1, 2]] * 2)
+
+
 def test_rows_not_ranked_keep_an_answer_from_being_proven(core):
     weight, bias, hidden = make_layer(600, 24)
     engine, _ = make_engine(weight, bias, hidden[:300], k=5, rank=4, method="preview")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from memhier.ann import ZoomIndex
-from memhier.ann.zoom.audit.interval import recall_interval
+from memhier.ann.interval import recall_interval
 from memhier.ann.zoom.search.searcher import Searcher
 from memhier.ann.zoom.storage.catalog import KIND
 from memhier.benchmarks.exact import exact_neighbours

@@ -3,7 +3,7 @@
 The constants are measured processor times, as the bytes that stream from memory in that time.
 """
 
-__all__ = ["full_costs_less"]
+__all__ = ["full_costs_less", "listed_costs_less"]
 
 _PER_PRODUCT = 0.19  # a multiplication of a matrix product whose rows are in the cache
 _PER_LOGIT = 120  # selection, for each logit of a state
@@ -26,6 +26,27 @@ def full_costs_less(states: int, words: int, dimension: int, width: int, rows: i
     margin
         Multiplies the cost of the scan.
     """
-    full = 4 * words * dimension + states * words * (_PER_PRODUCT * dimension + _PER_LOGIT)
-    scan = states * (rows * (_PER_ROW + 4 * dimension) + words * _PER_CODE * (width + _NUMBERS))
-    return full < margin * scan
+    return _full_cost(states, words, dimension) < margin * _scan_cost(states, words, 4 * dimension, width, rows)
+
+
+def listed_costs_less(listed: int, states: int, words: int, row_bytes: int, width: int, rows: int) -> bool:
+    """Say if the exact logits of listed rows alone cost less than a scan, for a layer in DRAM.
+
+    Parameters
+    ----------
+    listed
+        Rows, those of all states together.
+    row_bytes
+        Of a row of the layer.
+    states, words, width, rows
+        As in :func:`full_costs_less`.
+    """
+    return listed * (_PER_ROW + row_bytes) < _scan_cost(states, words, row_bytes, width, rows)
+
+
+def _full_cost(states: int, words: int, dimension: int) -> float:
+    return 4 * words * dimension + states * words * (_PER_PRODUCT * dimension + _PER_LOGIT)
+
+
+def _scan_cost(states: int, words: int, row_bytes: int, width: int, rows: int) -> float:
+    return states * (rows * (_PER_ROW + row_bytes) + words * _PER_CODE * (width + _NUMBERS))

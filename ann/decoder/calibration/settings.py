@@ -93,12 +93,13 @@ class Settings:
         """Return the first pass of the preview for `k` largest."""
         return Coarse(self.coarse_width, self.scaled(self.survivors, k)) if self.coarse_width else ALL_DIRECTIONS
 
-    def walk(self, way: str) -> Walk:
-        """Return the effort of the way ``"graph"`` or ``"screen"``."""
-        near = Effort(self.probes, self.graph_ef, self.graph_limit)
+    def walk(self, way: str, among: bool = False) -> Walk:
+        """Return the effort of the way ``"graph"`` or ``"screen"``; among half of the words, with twice the list."""
+        longer = 2 if among else 1
+        near = Effort(self.probes, longer * self.graph_ef, self.graph_limit)
         if way == "screen":
             near = Effort(self.screen_probes, 0, self.screen_limit)
-        far = Effort(FAR_PROBES, self.far_ef, self.far_limit) if self.far_ef else NO_WALK
+        far = Effort(FAR_PROBES, longer * self.far_ef, self.far_limit) if self.far_ef else NO_WALK
         return Walk(near, self.radius, far, self.far_radius)
 
     @classmethod

@@ -57,7 +57,9 @@ def margins(codes: Codes, hidden: Floats, rows: Ints) -> tuple[Doubles, Doubles]
     return around, beyond * outside
 
 
-def close_sums(codes: Codes, hidden: Floats, exact: ExactLogits, sums: Doubles, inverse: float) -> Partition:
+def close_sums(
+    codes: Codes, hidden: Floats, exact: ExactLogits, sums: Doubles, inverse: float, counts: Ints
+) -> Partition:
     """Return log Z from sums over all rows and the exact logits of some.
 
     Parameters
@@ -67,6 +69,8 @@ def close_sums(codes: Codes, hidden: Floats, exact: ExactLogits, sums: Doubles, 
         upper bounds, each relative to the fourth number.
     inverse
         Multiplies logits in Z.
+    counts
+        int64 ``[n]``, or ``[1]`` for all states: the rows in the sums.
     """
     rows, estimates, logits, error = exact.rows, exact.estimates, exact.logits, exact.error
     around, outside = margins(codes, hidden, rows)
@@ -83,8 +87,7 @@ def close_sums(codes: Codes, hidden: Floats, exact: ExactLogits, sums: Doubles, 
             replaced = np.where(here, np.exp(before - reference), 0).sum(1)
             tail = sums[:, column] * (1 + slack) - replaced * (1 - slack)
         tail = np.where(np.isfinite(tail), np.maximum(tail, 0), np.inf if column == 2 else 0)
-        whole = here.sum(1) == codes.blocks.numbers.shape[1] - (codes.blocks.numbers[0] <= -1e30).sum()
-        tail = np.where(whole, 0, tail)
+        tail = np.where(here.sum(1) == counts, 0, tail)
         head = np.logaddexp.reduce(np.where(here, inverse * after.astype(np.float64), -np.inf), axis=1)
         with np.errstate(divide="ignore"):
             found.append(np.logaddexp(head, reference[:, 0] + np.log(tail)))

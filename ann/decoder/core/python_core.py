@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from memhier.ann.decoder.layer import DTYPES, LARGEST, as_floats
 
-__all__ = ["PythonCore"]
+__all__ = ["PythonCore", "allow_words", "unpacked"]
 
 _ROUNDING = 1e-6
 _SLACK = 1e-5
@@ -44,7 +44,7 @@ class PythonCore:
     def preview(
         self, *, hidden: Floats, limit: int, coarse: tuple[int, int], values: Floats, indices: Ints,
         rounding: tuple[float, float] = (0.0, 0.0), proven: Any = None, partition: Any = None, interval: bool = False,
-        inverse: float = 1.0, variance: float = 0.0,
+        inverse: float = 1.0, variance: float = 0.0, allowed: Any = None,
     ) -> int:  # fmt: skip
         """See the compiled core."""
         bad = _first_bad(hidden)
@@ -53,23 +53,26 @@ class PythonCore:
         norms, (per_norm, per_logit) = self._exact[3], rounding
         k, bounds = values.shape[1], proven is not None
         for number, state in enumerate(hidden):
-            estimates, margins, variances = self._estimate(state, variance)
+            names = self._allowed(allowed, number)
+            estimates, margins, variances = (each[names] for each in self._estimate(state, variance))
             keys = estimates + margins if bounds else estimates
-            keys = self._after_coarse(keys, state, coarse)
+            keys = self._after_coarse(keys, names, state, coarse)
             order = np.argsort(-keys, kind="stable")
-            chosen, cut = order[:limit], keys[order[limit]] if limit < len(order) else -np.inf
+            order = order[keys[order] > -np.inf]
+            places, cut = order[:limit], keys[order[limit]] if limit < len(order) else -np.inf
+            chosen = names[places]
             logits = self._logits(state, chosen)
             error = per_norm * float(np.linalg.norm(state)) * norms[chosen] + per_logit * np.abs(logits)
             if bounds:
-                count = self._stop(keys[chosen], logits, error, k)
-                cut = keys[chosen[count]] if count < len(chosen) else cut
-                chosen, logits, error = chosen[:count], logits[:count], error[:count]
+                count = self._stop(keys[places], logits, error, k)
+                cut = keys[places[count]] if count < len(places) else cut
+                places, chosen, logits, error = places[:count], chosen[:count], logits[:count], error[:count]
             if partition is not None:
                 partition[number] = _partition(
                     inverse * estimates,
                     inverse * margins,
                     inverse**2 * variances,
-                    chosen,
+                    places,
                     inverse * logits,
                     inverse * error,
                 )
@@ -78,14 +81,32 @@ class PythonCore:
             best = np.lexsort((chosen, -logits))
             _report(chosen[best], logits[best], k, values[number], indices[number])
             if proven is not None:
-                least = logits[best[k - 1]] - error[best[k - 1]] if len(best) >= k else -np.inf
-                rest = best[k:]
-                proven[number] = cut < least and bool((logits[rest] + error[rest] < least).all())
+                proven[number] = _is_proven(logits[best], error[best], k, cut)
+        return -1
+
+    def listed(
+        self, *, hidden: Floats, allowed: Any, values: Floats, indices: Ints,
+        rounding: tuple[float, float] = (0.0, 0.0), proven: Any = None,
+    ) -> int:  # fmt: skip
+        """See the compiled core."""
+        bad = _first_bad(hidden)
+        if bad >= 0:
+            return bad
+        norms, (per_norm, per_logit), k = self._exact[3], rounding, values.shape[1]
+        for number, state in enumerate(hidden):
+            names = self._allowed(allowed, number)
+            logits = self._logits(state, names)
+            best = np.lexsort((names, -logits))
+            _report(names[best], logits[best], k, values[number], indices[number])
+            if proven is not None:
+                error = per_norm * float(np.linalg.norm(state)) * norms[names] + per_logit * np.abs(logits)
+                proven[number] = _is_proven(logits[best], error[best], k, -np.inf)
         return -1
 
     def candidates(
         self, *, hidden: Floats, coarse: tuple[int, int], rows: Ints, keys: Floats, left: Floats,
         coordinates: bool = False, bounds: bool = False, sums: Any = None, inverse: float = 1.0, variance: float = 0.0,
+        allowed: Any = None,
     ) -> int:  # fmt: skip
         """See the compiled core."""
         bad = _first_bad(hidden, np.inf if coordinates else LARGEST)
@@ -93,13 +114,15 @@ class PythonCore:
             return bad
         limit = rows.shape[1]
         for number, state in enumerate(hidden):
-            estimates, margins, variances = self._estimate(state, variance, coordinates)
+            names = self._allowed(allowed, number)
+            estimates, margins, variances = (each[names] for each in self._estimate(state, variance, coordinates))
             key = estimates + margins if bounds else estimates
-            key = self._after_coarse(key, state, coarse, coordinates)
+            key = self._after_coarse(key, names, state, coarse, coordinates)
             order = np.argsort(-key, kind="stable")
+            order = order[key[order] > -np.inf]
             chosen = order[:limit]
             rows[number], keys[number] = -1, -np.inf
-            rows[number, : len(chosen)] = chosen
+            rows[number, : len(chosen)] = names[chosen]
             keys[number, : len(chosen)] = np.stack([key[chosen], estimates[chosen]], 1)
             left[number] = key[order[limit]] if limit < len(order) else -np.inf
             if sums is not None:
@@ -146,7 +169,7 @@ class PythonCore:
     def walk(
         self, *, hidden: Floats, near: tuple[int, int, int], radius: float = np.inf,
         far: tuple[int, int, int] = (0, 0, 0), far_radius: float = 0.0, values: Floats, indices: Ints,
-        distances: Any = None, tally: Any = None,
+        distances: Any = None, tally: Any = None, allowed: Any = None,
     ) -> int:  # fmt: skip
         """See the compiled core."""
         bad = _first_bad(hidden)
@@ -179,8 +202,13 @@ class PythonCore:
                 found: Doubles = offsets[rows] + scales[rows] * (step * dots)
                 return found
 
-            names, found, looked = _walk(planted, estimate, links, max(ef, limit), ef)
-            names, found = names[:limit], found[:limit]
+            keep = max(ef, limit) * (1 if allowed is None else 2)
+            names, found, looked = _walk(planted, estimate, links, keep, ef)
+            if allowed is not None:
+                inside = np.isin(names, self._allowed(allowed, number))
+                names, found = names[inside], found[inside]
+            short = allowed is not None and len(names) < limit
+            names, found = names[: 0 if short else limit], found[: 0 if short else limit]
             if self._exact is not None:
                 found = self._logits(state, names)
             else:
@@ -214,8 +242,14 @@ class PythonCore:
         margins = beyond * outside + lost * inside + coded * rounded + _ROUNDING * terms
         return estimates, margins, 0.5 * variance * np.square(beyond * outside)
 
+    def _allowed(self, allowed: Any, number: int) -> Ints:
+        """Return the rows that a state may find, of bits uint64 ``[n, words]``, or ``[1, words]`` for all states."""
+        if allowed is None:
+            return np.arange(self._rows)
+        return np.flatnonzero(unpacked(allowed[[0 if len(allowed) == 1 else number]], self._rows))
+
     def _after_coarse(
-        self, keys: Doubles, state: Floats, coarse: tuple[int, int], coordinates: bool = False
+        self, keys: Doubles, names: Ints, state: Floats, coarse: tuple[int, int], coordinates: bool = False
     ) -> Doubles:
         """Return keys in which only the best by their first `width` directions are left, if any are asked for."""
         width, survivors = coarse
@@ -223,7 +257,7 @@ class PythonCore:
             return keys
         estimates, _, _ = self._estimate(state, 0.0, coordinates, width)
         left = np.full_like(keys, -np.inf)
-        best = np.argsort(-estimates, kind="stable")[:survivors]
+        best = np.argsort(-estimates[names], kind="stable")[:survivors]
         left[best] = keys[best]
         return left
 
@@ -240,6 +274,32 @@ class PythonCore:
             if keys[count] < kth - 2 * error[:count].max():
                 return count
         return len(keys)
+
+
+def allow_words(*, allowed: Any, words: int, ends: Ints | None, bits: npt.NDArray[np.uint64], counts: Ints) -> int:
+    """See the compiled core."""
+    if allowed.itemsize == 8:
+        outside = np.flatnonzero((allowed < 0) | (allowed >= words))
+        if len(outside):
+            return int(outside[0])
+        mask = np.zeros((len(counts), words), np.bool_)
+        mask[0 if ends is None else np.repeat(np.arange(len(counts)), np.diff(ends)), allowed] = True
+    elif allowed.itemsize == 1:
+        mask = allowed.reshape(len(counts), words)
+    else:
+        octets = np.ascontiguousarray(allowed).astype("<i4", copy=False).view(np.uint8)
+        octets = octets.reshape(len(counts), -1)
+        mask = np.unpackbits(octets, axis=1, bitorder="little", count=words).view(np.bool_)
+    packed = bits.view(np.uint8).reshape(len(counts), -1)
+    packed[:, : -(-words // 8)] = np.packbits(mask, axis=1, bitorder="little")
+    counts[:] = np.count_nonzero(mask, axis=1)
+    empty = np.flatnonzero(counts == 0)
+    return -2 - int(empty[0]) if len(empty) else -1
+
+
+def unpacked(bits: npt.NDArray[np.uint64], words: int) -> npt.NDArray[np.bool_]:
+    """Return bits, uint64 ``[n, padded / 64]``, as a mask, bool ``[n, words]``."""
+    return np.unpackbits(bits.view(np.uint8), axis=1, bitorder="little", count=words).view(np.bool_)
 
 
 def _round(z: npt.NDArray[Any]) -> tuple[Ints, float]:
@@ -273,6 +333,14 @@ def _walk(planted: Ints, estimate: Any, links: Any, keep: int, ef: int) -> tuple
 def _report(rows: Ints, logits: Doubles, k: int, values: Floats, indices: Ints) -> None:
     values[:], indices[:] = -np.inf, -1
     values[: len(rows)], indices[: len(rows)] = logits[:k], rows[:k]
+
+
+def _is_proven(logits: Doubles, error: Doubles, k: int, cut: float) -> bool:
+    """Say if the first k of rows in order are the largest, no other being above `cut`."""
+    if len(logits) < k:
+        return cut == -np.inf  # they are all there are
+    least = logits[k - 1] - error[k - 1]
+    return bool(cut < least and (logits[k:] + error[k:] < least).all())
 
 
 def _partition(

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memhier import backend
+from memhier.ann.decoder.allowed import Allowed
 from memhier.ann.decoder.answers import Partition, TopK, joined, largest_of, split
 from memhier.ann.decoder.coding.view import Codes
 from memhier.ann.decoder.engine.engine import ALL_DIRECTIONS, Coarse, Walk
@@ -60,32 +61,37 @@ class DramEngine:
         """Keep the workspaces of 16 calls at a time, of so many candidates each; return the bytes of all."""
         return self._core.keep(calls=_CALLS_KEPT, candidates=candidates)
 
-    def preview(self, hidden: Floats, k: int, limit: int, coarse: Coarse = ALL_DIRECTIONS) -> TopK:
+    def preview(
+        self, hidden: Floats, k: int, limit: int, coarse: Coarse = ALL_DIRECTIONS, allowed: Allowed | None = None
+    ) -> TopK:
         values, indices = _room(len(hidden), k)
-        bad = self._core.preview(hidden=hidden, limit=limit, coarse=coarse, values=values, indices=indices)
+        bad = self._core.preview(
+            hidden=hidden, limit=limit, coarse=coarse, values=values, indices=indices, allowed=_bits(allowed)
+        )
         _check(bad, hidden)
         return TopK(values, indices)
 
-    def certify(self, hidden: Floats, k: int, limit: int) -> TopK:
+    def certify(self, hidden: Floats, k: int, limit: int, allowed: Allowed | None = None) -> TopK:
         """Rank exactly, in descending order of upper bounds, until no row left can be among the k largest."""
         values, indices = _room(len(hidden), k)
         proven = np.empty(len(hidden), np.uint8)
         bad = self._core.preview(
             hidden=hidden, limit=limit, coarse=ALL_DIRECTIONS, values=values, indices=indices,
-            rounding=(self._per_norm, self._per_logit), proven=proven,
+            rounding=(self._per_norm, self._per_logit), proven=proven, allowed=_bits(allowed),
         )  # fmt: skip
         _check(bad, hidden)
         return TopK(values, indices, proven.view(np.bool_))
 
     def partition(
-        self, hidden: Floats, k: int, limit: int, *, inverse: float = 1.0, interval: bool = True
-    ) -> tuple[TopK, Partition]:
+        self, hidden: Floats, k: int, limit: int, *, inverse: float = 1.0, interval: bool = True,
+        allowed: Allowed | None = None,
+    ) -> tuple[TopK, Partition]:  # fmt: skip
         found = np.empty((len(hidden), 3))
         values, indices = _room(len(hidden), k)
         bad = self._core.preview(
             hidden=hidden, limit=limit, coarse=ALL_DIRECTIONS, values=values, indices=indices,
             rounding=(self._per_norm, BIAS_ROUNDING), partition=found, interval=interval, inverse=inverse,
-            variance=self._variance,
+            variance=self._variance, allowed=_bits(allowed),
         )  # fmt: skip
         _check(bad, hidden)
         return TopK(values, indices), Partition(found[:, 0], found[:, 1], found[:, 2])
@@ -98,8 +104,9 @@ class DramEngine:
         return found
 
     def walk(
-        self, hidden: Floats, k: int, walk: Walk, *, away: Floats | None = None, looked: Ints | None = None
-    ) -> TopK:
+        self, hidden: Floats, k: int, walk: Walk, allowed: Allowed | None = None, *,
+        away: Floats | None = None, looked: Ints | None = None,
+    ) -> TopK:  # fmt: skip
         """Walk the graph from the seeds of the nearest groups.
 
         Parameters
@@ -112,10 +119,20 @@ class DramEngine:
         near, radius, far, far_radius = walk
         bad = self._core.walk(
             hidden=hidden, near=near, radius=radius, far=far, far_radius=far_radius, values=values, indices=indices,
-            distances=away, tally=looked,
+            distances=away, tally=looked, allowed=_bits(allowed),
         )  # fmt: skip
         _check(bad, hidden)
         return TopK(values, indices)
+
+    def listed(self, hidden: Floats, k: int, allowed: Allowed, *, prove: bool = False) -> TopK:
+        values, indices = _room(len(hidden), k)
+        proven = np.empty(len(hidden), np.uint8) if prove else None
+        bad = self._core.listed(
+            hidden=hidden, allowed=allowed.bits, values=values, indices=indices,
+            rounding=(self._per_norm, self._per_logit), proven=proven,
+        )  # fmt: skip
+        _check(bad, hidden)
+        return TopK(values, indices, None if proven is None else proven.view(np.bool_))
 
     def full(self, hidden: Floats, k: int) -> TopK:
         """Compute the full product of so many states at a time that their logits stay few."""
@@ -144,6 +161,10 @@ class DramEngine:
 def _check(bad: int, hidden: Floats) -> None:
     if bad >= 0:
         check_finite(hidden[: bad + 1])
+
+
+def _bits(allowed: Allowed | None) -> npt.NDArray[np.uint64] | None:
+    return None if allowed is None else allowed.bits
 
 
 def _room(count: int, k: int) -> tuple[Floats, npt.NDArray[np.int64]]:

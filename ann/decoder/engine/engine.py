@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol
 
+from memhier.ann.decoder.allowed import Allowed
 from memhier.ann.decoder.answers import Partition, TopK
 from memhier.ann.decoder.coding.view import Codes
 from memhier.ann.decoder.engine.envelope import AS_IS, Doubles, Envelope, Shape
@@ -52,7 +53,10 @@ class Walk(NamedTuple):
 
 
 class Engine(Protocol):
-    """Answers batches of hidden states, float32 ``[n, D]``. Raises ValueError for numbers that are not finite."""
+    """Answers batches of hidden states, float32 ``[n, D]``. Raises ValueError for numbers that are not finite.
+
+    Where `allowed` is given, an answer holds none but these words, and -1 with minus infinity where they are fewer.
+    """
 
     codes: Codes
 
@@ -67,15 +71,18 @@ class Engine(Protocol):
     def keep(self, candidates: int) -> int:
         """Keep the workspaces of usual calls, of so many candidates each; return the bytes of all workspaces."""
 
-    def preview(self, hidden: Floats, k: int, limit: int, coarse: Coarse = ALL_DIRECTIONS) -> TopK:
+    def preview(
+        self, hidden: Floats, k: int, limit: int, coarse: Coarse = ALL_DIRECTIONS, allowed: Allowed | None = None
+    ) -> TopK:
         """Scan the codes of all rows and rank the `limit` best exactly."""
 
-    def certify(self, hidden: Floats, k: int, limit: int) -> TopK:
+    def certify(self, hidden: Floats, k: int, limit: int, allowed: Allowed | None = None) -> TopK:
         """Rank candidates of the highest upper bounds exactly; say of each state if that proves its answer."""
 
     def partition(
-        self, hidden: Floats, k: int, limit: int, *, inverse: float = 1.0, interval: bool = True
-    ) -> tuple[TopK, Partition]:
+        self, hidden: Floats, k: int, limit: int, *, inverse: float = 1.0, interval: bool = True,
+        allowed: Allowed | None = None,
+    ) -> tuple[TopK, Partition]:  # fmt: skip
         """Return the largest logits, and log Z from `limit` exact logits and estimates of all others.
 
         Parameters
@@ -101,11 +108,15 @@ class Engine(Protocol):
             Rows ``[n, c]`` to leave out, each once; -1 for none.
         """
 
-    def walk(self, hidden: Floats, k: int, walk: Walk) -> TopK:
+    def walk(self, hidden: Floats, k: int, walk: Walk, allowed: Allowed | None = None) -> TopK:
         """Walk the graph from the seeds of the nearest groups.
 
-        A state beyond both radii, or with too few rows found, has -1 as its last words.
+        A state beyond both radii, or with too few rows found, has -1 as its last words. The walk passes through words
+        that are not allowed; a state has no answer at all if its list holds fewer allowed words than it ranks exactly.
         """
+
+    def listed(self, hidden: Floats, k: int, allowed: Allowed, *, prove: bool = False) -> TopK:
+        """Compute the logits of the allowed words alone; `prove`: say if rounding cannot change an answer."""
 
     def full(self, hidden: Floats, k: int) -> TopK:
         """Compute the full product and return the largest logits."""

@@ -6,6 +6,7 @@ from typing import Any, Never, Self
 import numpy as np
 import numpy.typing as npt
 
+from memhier.ann.decoder.allowed import Allowed, split_with
 from memhier.ann.decoder.answers import Partition, TopK, best_of, joined, largest_of, split
 from memhier.ann.decoder.coding.tail import ExactLogits, close_sums
 from memhier.ann.decoder.coding.view import Codes
@@ -52,17 +53,20 @@ class StoredEngine:
         """Keep the workspace of one call at a time, of so many candidates; return its bytes."""
         return self._core.keep(calls=1, candidates=candidates)
 
-    def preview(self, hidden: Floats, k: int, limit: int, coarse: Coarse = ALL_DIRECTIONS) -> TopK:
-        return joined([self._previewed(part, k, limit, coarse) for part in self._parts(hidden, limit)])
+    def preview(
+        self, hidden: Floats, k: int, limit: int, coarse: Coarse = ALL_DIRECTIONS, allowed: Allowed | None = None
+    ) -> TopK:
+        return joined([self._previewed(*part, k, limit, coarse) for part in self._parts(hidden, allowed, limit)])
 
-    def certify(self, hidden: Floats, k: int, limit: int) -> TopK:
+    def certify(self, hidden: Floats, k: int, limit: int, allowed: Allowed | None = None) -> TopK:
         """Rank the `limit` highest bounds exactly; proven is an answer that no other row can reach."""
-        return joined([self._certified(part, k, limit) for part in self._parts(hidden, limit)])
+        return joined([self._certified(*part, k, limit) for part in self._parts(hidden, allowed, limit)])
 
     def partition(
-        self, hidden: Floats, k: int, limit: int, *, inverse: float = 1.0, interval: bool = True
-    ) -> tuple[TopK, Partition]:
-        found = [self._partitioned(part, k, limit, inverse) for part in self._parts(hidden, limit)]
+        self, hidden: Floats, k: int, limit: int, *, inverse: float = 1.0, interval: bool = True,
+        allowed: Allowed | None = None,
+    ) -> tuple[TopK, Partition]:  # fmt: skip
+        found = [self._partitioned(*part, k, limit, inverse) for part in self._parts(hidden, allowed, limit)]
         return joined([top for top, _ in found]), joined([z for _, z in found])
 
     def envelope(
@@ -71,17 +75,24 @@ class StoredEngine:
         bad, found = ask_core(self._core, hidden, limit, uniforms, shape, out)
         if bad >= 0:
             check_finite(hidden[: bad + 1])
-        step = len(self._parts(hidden, limit + uniforms.shape[1])[0])
+        step = len(self._parts(hidden, None, limit + uniforms.shape[1])[0][0])
         for start in range(0, len(hidden), step):
             part = slice(start, start + step)
             for logits, rows in ((found.logits, found.rows), (found.drawn_logits, found.drawn)):
                 logits[part] = self.rows.logits(hidden[part], rows[part])
         return found
 
-    def walk(self, hidden: Floats, k: int, walk: Walk) -> TopK:
+    def walk(self, hidden: Floats, k: int, walk: Walk, allowed: Allowed | None = None) -> TopK:
         """Walk the graph over the codes and rank the rows that it found exactly."""
         wanted = max(walk.near.limit, walk.far.limit)
-        return joined([self._walked(part, k, wanted, walk) for part in self._parts(hidden, wanted)])
+        return joined([self._walked(*part, k, wanted, walk) for part in self._parts(hidden, allowed, wanted)])
+
+    def listed(self, hidden: Floats, k: int, allowed: Allowed, *, prove: bool = False) -> TopK:
+        """Read the allowed rows, each once for a part of the batch, and compute their logits."""
+        check_finite(hidden)
+        parts = self._parts(hidden, allowed, max(k, int(allowed.counts.max())))
+        found = joined([self._listed(part, k, words) for part, words in parts if words is not None])
+        return found if prove else TopK(found.values, found.indices)
 
     def full(self, hidden: Floats, k: int) -> TopK:
         """Compute the full product, in one pass over the rows for 256 states."""
@@ -106,34 +117,51 @@ class StoredEngine:
     def close(self) -> None:
         self.rows.close()
 
-    def _previewed(self, hidden: Floats, k: int, limit: int, coarse: Coarse) -> TopK:
-        rows, _, _ = self._candidates(hidden, limit, coarse)
+    def _previewed(self, hidden: Floats, allowed: Allowed | None, k: int, limit: int, coarse: Coarse) -> TopK:
+        rows, _, _ = self._candidates(hidden, allowed, limit, coarse)
         return best_of(self.rows.logits(hidden, rows), rows, k)
 
-    def _certified(self, hidden: Floats, k: int, limit: int) -> TopK:
-        rows, _, left = self._candidates(hidden, limit, bounds=True)
+    def _certified(self, hidden: Floats, allowed: Allowed | None, k: int, limit: int) -> TopK:
+        rows, _, left = self._candidates(hidden, allowed, limit, bounds=True)
+        return self._proven(hidden, rows, left, k)
+
+    def _listed(self, hidden: Floats, k: int, allowed: Allowed) -> TopK:
+        candidates = np.full((len(hidden), max(k, int(allowed.counts.max()))), -1)
+        for row, count, own in zip(allowed.mask(), allowed.counts, candidates, strict=False):
+            own[:count] = np.flatnonzero(row)
+        if allowed.shared:
+            candidates[1:] = candidates[0]
+        return self._proven(hidden, candidates, np.full(len(hidden), -np.inf, np.float32), k)
+
+    def _proven(self, hidden: Floats, rows: Ints, left: Floats, k: int) -> TopK:
+        """Rank candidates exactly; proven are the k largest if no row left out has a key above `left`."""
         logits = self.rows.logits(hidden, rows)
         order = np.lexsort((rows, -logits), axis=1)
         rows, logits = np.take_along_axis(rows, order, 1), np.take_along_axis(logits, order, 1)
         error = logit_error(hidden, rows, logits, self.codes.norms, self._per_logit)
         least = logits[:, k - 1] - error[:, k - 1]
-        proven = (left < least) & (logits[:, k:] + error[:, k:] < least[:, None]).all(1)
+        # Fewer than k rows are all there are.
+        proven = (rows[:, k - 1] < 0) | ((left < least) & (logits[:, k:] + error[:, k:] < least[:, None]).all(1))
         return TopK(logits[:, :k].copy(), rows[:, :k].copy(), proven)
 
-    def _partitioned(self, hidden: Floats, k: int, limit: int, inverse: float) -> tuple[TopK, Partition]:
+    def _partitioned(
+        self, hidden: Floats, allowed: Allowed | None, k: int, limit: int, inverse: float
+    ) -> tuple[TopK, Partition]:
         sums = np.empty((len(hidden), 4))
-        rows, keys, _ = self._candidates(hidden, limit, sums=sums, inverse=inverse)
+        rows, keys, _ = self._candidates(hidden, allowed, limit, sums=sums, inverse=inverse)
         logits = self.rows.logits(hidden, rows)
         error = logit_error(hidden, rows, logits, self.codes.norms)
         exact = ExactLogits(rows, keys[:, :, 1], logits, error)
-        return best_of(logits, rows, k), close_sums(self.codes, hidden, exact, sums, inverse)
+        counts = np.array([len(self.codes.norms)]) if allowed is None else allowed.counts
+        return best_of(logits, rows, k), close_sums(self.codes, hidden, exact, sums, inverse, counts)
 
-    def _walked(self, hidden: Floats, k: int, wanted: int, walk: Walk) -> TopK:
+    def _walked(self, hidden: Floats, allowed: Allowed | None, k: int, wanted: int, walk: Walk) -> TopK:
         near, radius, far, far_radius = walk
         values, indices = np.empty((len(hidden), wanted), np.float32), np.empty((len(hidden), wanted), np.int64)
         bad = self._core.walk(
-            hidden=hidden, near=near, radius=radius, far=far, far_radius=far_radius, values=values, indices=indices
-        )
+            hidden=hidden, near=near, radius=radius, far=far, far_radius=far_radius, values=values, indices=indices,
+            allowed=None if allowed is None else allowed.bits,
+        )  # fmt: skip
         if bad >= 0:
             check_finite(hidden[: bad + 1])
         return best_of(self.rows.logits(hidden, indices), indices, k)
@@ -150,7 +178,7 @@ class StoredEngine:
         return best
 
     def _candidates(
-        self, hidden: Floats, limit: int, coarse: Coarse = ALL_DIRECTIONS, *,
+        self, hidden: Floats, allowed: Allowed | None, limit: int, coarse: Coarse = ALL_DIRECTIONS, *,
         bounds: bool = False, sums: npt.NDArray[np.float64] | None = None, inverse: float = 1.0,
     ) -> tuple[Ints, Floats, Floats]:  # fmt: skip
         """Return the rows of the `limit` largest keys, their keys and estimates, and the largest key left out.
@@ -167,11 +195,11 @@ class StoredEngine:
         left = np.empty(count, np.float32)
         bad = self._core.candidates(
             hidden=hidden, coarse=coarse, rows=rows, keys=keys, left=left, bounds=bounds, sums=sums, inverse=inverse,
-            variance=self.codes.variance,
+            variance=self.codes.variance, allowed=None if allowed is None else allowed.bits,
         )  # fmt: skip
         if bad >= 0:
             check_finite(hidden[: bad + 1])
         return rows, keys, left
 
-    def _parts(self, hidden: Floats, candidates: int) -> list[Floats]:
-        return split(hidden, self.rows.states_at_once(candidates))
+    def _parts(self, hidden: Floats, allowed: Allowed | None, candidates: int) -> list[tuple[Floats, Allowed | None]]:
+        return split_with(hidden, allowed, self.rows.states_at_once(candidates))

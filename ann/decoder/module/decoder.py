@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from memhier.ann.decoder.answers import LogProb, Partition
+from memhier.ann.decoder.answers import LogProb, Partition, TopK
 from memhier.ann.decoder.calibration.settings import Method
 from memhier.ann.decoder.index import LogitIndex
 from memhier.ann.decoder.layer import check_finite, check_hidden
@@ -104,6 +104,7 @@ class TopKSoftmax(nn.Module):
         output: str = "dense",
         rank: int | None = None,
         seed: int = 0,
+        audit: float = 0.0,
         progress: bool = False,
     ) -> Self:
         """Build a decoder of an output layer.
@@ -135,7 +136,8 @@ class TopKSoftmax(nn.Module):
             *_arrays(weight, bias),
             dtype=_name(weight),
             contexts=None if contexts is None else _states(contexts, "contexts"),
-            k=k, precision=precision, method=method, rank=rank, dram=dram, path=path, seed=seed, progress=progress,
+            k=k, precision=precision, method=method, rank=rank, dram=dram, path=path, seed=seed, audit=audit,
+            progress=progress,
             full=lambda states: _full(torch.from_numpy(states), weight, bias, k),
         )  # fmt: skip
         return (
@@ -161,7 +163,7 @@ class TopKSoftmax(nn.Module):
         own = {"rows_with_gradients": self.rows_with_gradients, "sampled_in_full": dict(self._sampled_in_full)}
         return self.index.stats() | own
 
-    def topk(self, hidden: Tensor, k: int | None = None) -> tuple[Tensor, Tensor]:
+    def topk(self, hidden: Tensor, k: int | None = None, *, allowed: Any = None) -> tuple[Tensor, Tensor]:
         """Return the k largest logits of each hidden state and their words, without gradients.
 
         Parameters
@@ -170,13 +172,19 @@ class TopKSoftmax(nn.Module):
             ``[..., D]`` on the CPU, of any floating dtype.
         k
             1 to V; the build's k if None.
+        allowed
+            Words that an answer may hold, tensors or arrays as in :meth:`LogitIndex.topk`: a mask, bits, or ids, for
+            all hidden states or for each of the `n` that `hidden` has in order.
 
         Returns
         -------
         tuple of torch.Tensor
-            float32 and int64 ``[..., k]``, largest first.
+            float32 and int64 ``[..., k]``, largest first; -inf and -1 where fewer than k words are allowed.
         """
         states, index = _states(hidden), self.index
+        if allowed is not None:
+            found = index.topk(states, k, allowed=_arrays_of(allowed))
+            return _shaped(found, hidden)
         way = index.way(len(states))
         if self._weight is not None and way == "full" and (k is None or 0 < k <= index.shape[0]):
             check_finite(check_hidden("hidden", states, index.shape[1]))
@@ -185,26 +193,30 @@ class TopKSoftmax(nn.Module):
             values = values.float()
         else:
             found = index.topk(states, k, method=way if k is None else None)
-            values, indices = torch.from_numpy(found.values), torch.from_numpy(found.indices)
+            return _shaped(found, hidden)
         shape = (*hidden.shape[:-1], values.shape[-1])
         return values.reshape(shape), indices.reshape(shape)
 
-    def certified_topk(self, hidden: Tensor, k: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    def certified_topk(
+        self, hidden: Tensor, k: int | None = None, *, allowed: Any = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the result of :meth:`topk`, and bool ``[...]``: True for proven answers.
 
         Answers without a proof come from the full product. Arguments as in :meth:`topk`.
         """
-        found = self.index.topk(_states(hidden), k, certify=True, complete=self._weight is None)
+        words = _arrays_of(allowed)
+        own = self._weight is None or words is not None
+        found = self.index.topk(_states(hidden), k, allowed=words, certify=True, complete=own)
         assert found.proven is not None
         values, indices = torch.from_numpy(found.values), torch.from_numpy(found.indices)
         open_ = torch.from_numpy(np.flatnonzero(~found.proven))
-        if len(open_) and self._weight is not None:
+        if len(open_) and not own:
             exact = self._full(hidden.reshape(-1, hidden.shape[-1])[open_], values.shape[-1])
             values[open_], indices[open_] = exact[0].float(), exact[1]
         shape = (*hidden.shape[:-1], values.shape[-1])
         return values.reshape(shape), indices.reshape(shape), torch.from_numpy(found.proven).reshape(shape[:-1])
 
-    def log_prob(self, hidden: Tensor, targets: Tensor) -> Tensor:
+    def log_prob(self, hidden: Tensor, targets: Tensor, *, allowed: Any = None) -> Tensor:
         """Return the log-probability of a word for each hidden state, float64 ``[...]``.
 
         Parameters
@@ -213,15 +225,20 @@ class TopKSoftmax(nn.Module):
             As in :meth:`topk`.
         targets
             int64 ``[...]``, in the leading shape of `hidden`.
+        allowed
+            As in :meth:`topk`: the probabilities are among these words, and zero of any other.
         """
-        return self.bounded_log_prob(hidden, targets)[0]
+        return self.bounded_log_prob(hidden, targets, allowed=allowed)[0]
 
-    def bounded_log_prob(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def bounded_log_prob(
+        self, hidden: Tensor, targets: Tensor, *, allowed: Any = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the result of :meth:`log_prob`, of the same arguments, with proven bounds: estimate, low, high."""
         states = _states(hidden)
         if targets.shape != hidden.shape[:-1]:
             raise ValueError(f"targets: expected shape {list(hidden.shape[:-1])}, got {list(targets.shape)}")
-        return _bounded(self.index.log_prob(states, targets.reshape(-1).numpy()), targets.shape)
+        found = self.index.log_prob(states, targets.reshape(-1).numpy(), allowed=_arrays_of(allowed))
+        return _bounded(found, targets.shape)
 
     def log_partition(self, hidden: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
         """Return log Z, float64 ``[...]``, with proven bounds: estimate, low, high.
@@ -426,6 +443,20 @@ def _full(hidden: Tensor, weight: Tensor, bias: Tensor | None, k: int) -> tuple[
     """Return the k largest logits of the full product as the layer itself computes it."""
     values, indices = torch.topk(nn.functional.linear(hidden.to(weight.dtype), weight, bias), k)
     return values, indices
+
+
+def _arrays_of(allowed: Any) -> Any:
+    """Return allowed words of tensors as arrays; anything else as it is."""
+    if isinstance(allowed, Tensor):
+        return allowed.numpy()
+    if isinstance(allowed, list | tuple):
+        return [each.numpy() if isinstance(each, Tensor) else each for each in allowed]
+    return allowed
+
+
+def _shaped(found: TopK, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    shape = (*hidden.shape[:-1], found.values.shape[-1])
+    return torch.from_numpy(found.values).reshape(shape), torch.from_numpy(found.indices).reshape(shape)
 
 
 def _bounded(found: LogProb | Partition, shape: torch.Size) -> tuple[Tensor, Tensor, Tensor]:

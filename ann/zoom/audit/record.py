@@ -5,7 +5,7 @@ import zlib
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from memhier.ann.zoom.audit.interval import recall_interval
+from memhier.ann.interval import recall_interval
 from memhier.ann.zoom.calibration.calibrate import NEIGHBOURS, RECALLS, Calibration
 from memhier.ann.zoom.storage.catalog import AUDIT_KEY
 from memhier.fields import boolean, decode_json, integer, real, record, row, sequence

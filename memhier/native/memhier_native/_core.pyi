@@ -9,6 +9,15 @@ import numpy
 import numpy.typing
 from numpy.typing import NDArray
 
+def allow_words(
+    *,
+    allowed: numpy.typing.NDArray[Any] | memoryview,
+    words: int,
+    ends: numpy.typing.NDArray[numpy.int64] | None,
+    bits: numpy.typing.NDArray[numpy.uint64],
+    counts: numpy.typing.NDArray[numpy.int64],
+) -> int: ...
+
 class BeladyPolicy:
     def __init__(self, *, capacity: int, half_life: int) -> None: ...
     def announce(self, keys: numpy.typing.NDArray[numpy.int64]) -> int: ...
@@ -183,6 +192,7 @@ class DecoderCore:
         interval: bool = False,
         inverse: float = 1.0,
         variance: float = 0.0,
+        allowed: numpy.typing.NDArray[numpy.uint64] | None = None,
     ) -> int: ...
     def candidates(
         self,
@@ -197,6 +207,7 @@ class DecoderCore:
         sums: numpy.typing.NDArray[numpy.float64] | None = None,
         inverse: float = 1.0,
         variance: float = 0.0,
+        allowed: numpy.typing.NDArray[numpy.uint64] | None = None,
     ) -> int: ...
     def walk(
         self,
@@ -210,6 +221,17 @@ class DecoderCore:
         indices: numpy.typing.NDArray[numpy.int64],
         distances: numpy.typing.NDArray[numpy.float32] | None = None,
         tally: numpy.typing.NDArray[numpy.int64] | None = None,
+        allowed: numpy.typing.NDArray[numpy.uint64] | None = None,
+    ) -> int: ...
+    def listed(
+        self,
+        *,
+        hidden: numpy.typing.NDArray[numpy.float32],
+        allowed: numpy.typing.NDArray[numpy.uint64] | None,
+        values: numpy.typing.NDArray[numpy.float32],
+        indices: numpy.typing.NDArray[numpy.int64],
+        rounding: tuple[float, float] = (0.0, 0.0),
+        proven: numpy.typing.NDArray[numpy.uint8] | None = None,
     ) -> int: ...
     def envelope(
         self,

@@ -5,6 +5,7 @@ NB_MODULE(_core, m) {
   m.doc() = "memhier's compiled core: batched page reads and the kernels that follow them.";
   // Objects that a user leaves open when Python ends are no leak to report.
   nanobind::set_leak_warnings(false);
+  register_allowed(m);
   register_belady(m);
   register_bitmaps(m);
   register_code_scan(m);

@@ -3,6 +3,7 @@
 
 #include <nanobind/nanobind.h>
 
+void register_allowed(nanobind::module_& m);
 void register_belady(nanobind::module_& m);
 void register_bitmaps(nanobind::module_& m);
 void register_code_scan(nanobind::module_& m);

@@ -12,7 +12,7 @@
 
 #include "bind/array.hpp"
 #include "bind/module.hpp"
-#include "decode/envelope.hpp"
+#include "draw/envelope.hpp"
 #include "decode/sums.hpp"
 #include "decode/workspace.hpp"
 
@@ -35,9 +35,26 @@ struct Coarse {
   std::size_t width, survivors;
 };
 
+// The rows that each hidden state of a call may find: bits [n, words], or [1, words] for all; none for all rows.
+struct AllowedBits {
+  const std::uint64_t* bits = nullptr;
+  std::size_t stride = 0;
+
+  AllowedRows of(std::size_t query) const {
+    return bits == nullptr ? AllowedRows() : AllowedRows(bits + query * stride);
+  }
+};
+
+// The hidden states of a call that one scan answers, and their rows.
+struct Part {
+  std::size_t first, count;
+  AllowedBits allowed;
+};
+
 struct PreviewCall {
   std::size_t k, limit;
   Coarse coarse;
+  AllowedBits allowed;
   Rounding rounding;
   float inverse, variance;
   bool interval;          // whether the bounds of the partition are wanted; they are infinite otherwise
@@ -62,6 +79,7 @@ using ExactArrays =  // rows [rows, d], their type, bias [rows], norms [rows]
     std::tuple<Array<const std::byte>, std::size_t, Array<const float, 1>, Array<const float, 1>>;
 
 using States = Array<const float, 2>;
+using Bits = std::optional<Array<const std::uint64_t, 2>>;
 
 class DecoderCore {
  public:
@@ -73,14 +91,19 @@ class DecoderCore {
   std::int64_t preview(const States& hidden, std::size_t limit, Two coarse, const Array<float, 2>& values,
                        const Array<std::int64_t, 2>& indices, std::tuple<float, float> rounding,
                        const std::optional<Array<std::uint8_t, 1>>& proven,
-                       const std::optional<Array<double, 2>>& partition, bool interval, float inverse, float variance);
+                       const std::optional<Array<double, 2>>& partition, bool interval, float inverse, float variance,
+                       const Bits& allowed);
   std::int64_t candidates(const States& hidden, Two coarse, const Array<std::int64_t, 2>& rows,
                           const Array<float, 3>& keys, const Array<float, 1>& left, bool coordinates, bool bounds,
-                          const std::optional<Array<double, 2>>& sums, float inverse, float variance);
+                          const std::optional<Array<double, 2>>& sums, float inverse, float variance,
+                          const Bits& allowed);
   std::int64_t walk(const States& hidden, Three near, float radius, Three far, float far_radius,
                     const Array<float, 2>& values, const Array<std::int64_t, 2>& indices,
-                    const std::optional<Array<float, 1>>& distances,
-                    const std::optional<Array<std::int64_t, 1>>& tally);
+                    const std::optional<Array<float, 1>>& distances, const std::optional<Array<std::int64_t, 1>>& tally,
+                    const Bits& allowed);
+  std::int64_t listed(const States& hidden, const Bits& allowed, const Array<float, 2>& values,
+                      const Array<std::int64_t, 2>& indices, std::tuple<float, float> rounding,
+                      const std::optional<Array<std::uint8_t, 1>>& proven);
   std::int64_t envelope(const States& hidden, std::tuple<float, float> shape,
                         const std::optional<Array<const std::int64_t, 2>>& out, const Array<std::int64_t, 2>& rows,
                         const Array<float, 2>& logits, const Array<double, 2>& ends,
@@ -91,7 +114,8 @@ class DecoderCore {
 
  private:
   Coarse check_coarse(const Two& coarse, std::size_t limit, bool all_needed) const;
-  void scan(Workspace& space, const float* hidden, std::size_t count, std::size_t limit, const Coarse& coarse,
+  AllowedBits check_allowed(const Bits& allowed, std::size_t count) const;
+  void scan(Workspace& space, const float* hidden, const Part& part, std::size_t limit, const Coarse& coarse,
             const ScanOptions& options, bool coordinates);
   std::vector<Logit>& candidates_of(Workspace& space, std::size_t slot, std::size_t limit, const Coarse& coarse);
   void answer(Workspace& space, std::size_t slot, const float* hidden, const PreviewCall& call, std::size_t query);
@@ -135,12 +159,13 @@ DecoderCore::DecoderCore(ProjectionArrays projection, std::optional<BlockArrays>
 
 void DecoderCore::look_at(const BlockArrays& arrays) {
   const auto& [codes, numbers, width] = arrays;
-  const std::size_t padded = (rows_ + kChunkRows - 1) / kChunkRows * kChunkRows;
+  const std::size_t padded = padded_rows(rows_);
   require(width % 4 == 0 && width > 0 && width <= projection_.turned, "blocks: width a multiple of 4, within turn");
   require(codes.size() == padded * width, "blocks: codes [padded, width]");
   require(numbers.has_shape(5, padded), "blocks: numbers float32 [5, padded]");
   const float* number = numbers.data();
   blocks_ = BlockCodes{codes.data(),
+                       rows_,
                        padded,
                        width,
                        {number, number + padded, number + 2 * padded, number + 3 * padded, number + 4 * padded}};
@@ -205,23 +230,42 @@ Coarse DecoderCore::check_coarse(const Two& coarse, std::size_t limit, bool all_
   return {width, std::min(survivors, rows_)};
 }
 
+AllowedBits DecoderCore::check_allowed(const Bits& allowed, std::size_t count) const {
+  if (!allowed) return {};
+  const std::size_t words = padded_rows(rows_) / 64;
+  require(allowed->has_shape(count, words) || allowed->has_shape(1, words), "allowed: uint64 [n or 1, padded / 64]");
+  const std::size_t last = rows_ / 64;
+  for (std::size_t i = 0; i < allowed->shape(0); ++i) {
+    const std::uint64_t* bits = allowed->data() + i * words;
+    require(last == words || ((bits[last] >> (rows_ % 64)) == 0 &&
+                              std::all_of(bits + last + 1, bits + words, [](std::uint64_t word) { return word == 0; })),
+            "allowed: bits beyond the rows");
+  }
+  return {allowed->data(), allowed->shape(0) == 1 ? 0 : words};
+}
+
 // Projects and scans up to four hidden states.
-void DecoderCore::scan(Workspace& space, const float* hidden, std::size_t count, std::size_t limit,
-                       const Coarse& coarse, const ScanOptions& options, bool coordinates) {
+void DecoderCore::scan(Workspace& space, const float* hidden, const Part& part, std::size_t limit, const Coarse& coarse,
+                       const ScanOptions& options, bool coordinates) {
+  const std::size_t count = part.count;
   const CodedQuery* queries[BlockScan::kQueries];
+  AllowedRows allowed[BlockScan::kQueries];
   const std::size_t stride = coordinates ? blocks_->width : projection_.dimension;
   for (std::size_t q = 0; q < count; ++q) {
     CodedQuery& query = space.queries[q];
+    const float* state = hidden + (part.first + q) * stride;
     if (coordinates)
-      query.assign_coordinates(hidden + q * stride, blocks_->width);
+      query.assign_coordinates(state, blocks_->width);
     else
-      query.assign(projection_, hidden + q * stride, blocks_->width, options.bounds || options.partition);
+      query.assign(projection_, state, blocks_->width, options.bounds || options.partition);
     queries[q] = &query;
+    allowed[q] = part.allowed.of(part.first + q);
     space.largest[q].start(std::max(limit, coarse.survivors));
     space.sums[q] = ExpSums{};
   }
   const std::size_t width = coarse.width > 0 ? coarse.width : blocks_->width;
-  space.scan.run(*blocks_, width, {queries, count}, {space.largest, count}, {space.sums, count}, options);
+  space.scan.run(*blocks_, width, {{queries, count}, {allowed, count}, {space.largest, count}, {space.sums, count}},
+                 options);
 }
 
 // The candidates that a scan found for a query; after a coarse one, the best of its survivors by all directions.
@@ -248,8 +292,9 @@ void DecoderCore::answer(Workspace& space, std::size_t slot, const float* hidden
   const float left =
       rank_candidates(*exact_, hidden, candidates, call.k, call.proven != nullptr, rounding, space.scored);
   if (call.partition != nullptr)
-    close_sums({*blocks_, *exact_, rounding, rows_}, space.queries[slot], space.sums[slot], space.scored,
-               {false, true, call.interval, call.inverse, call.variance}, call.partition + 3 * query);
+    close_sums({*blocks_, *exact_, rounding, call.allowed.of(query).count(rows_)}, space.queries[slot],
+               space.sums[slot], space.scored, {false, true, call.interval, call.inverse, call.variance},
+               call.partition + 3 * query);
   std::sort(space.scored.begin(), space.scored.end(), Larger{});
   report(space.scored, call.k, call.values + query * call.k, call.indices + query * call.k);
   if (call.proven != nullptr)
@@ -261,7 +306,7 @@ std::int64_t DecoderCore::preview(const States& hidden, std::size_t limit, Two c
                                   const Array<std::int64_t, 2>& indices, std::tuple<float, float> rounding,
                                   const std::optional<Array<std::uint8_t, 1>>& proven,
                                   const std::optional<Array<double, 2>>& partition, bool interval, float inverse,
-                                  float variance) {
+                                  float variance, const Bits& allowed) {
   require(blocks_.has_value() && exact_.has_value(), "preview: needs blocks and exact rows");
   const std::size_t count = hidden.shape(0), dimension = projection_.dimension, k = values.shape(1);
   require(hidden.shape(1) == dimension && k >= 1 && limit >= k, "hidden: float32 [n, d]; 1 <= k <= limit");
@@ -273,6 +318,7 @@ std::int64_t DecoderCore::preview(const States& hidden, std::size_t limit, Two c
   const PreviewCall call{k,
                          std::min(limit, rows_),
                          check_coarse(coarse, limit, proven || partition),
+                         check_allowed(allowed, count),
                          {std::get<0>(rounding), std::get<1>(rounding)},
                          inverse,
                          variance,
@@ -287,7 +333,7 @@ std::int64_t DecoderCore::preview(const States& hidden, std::size_t limit, Two c
   Workspaces::Lease space(spaces_);
   for (std::size_t first = 0; first < count; first += BlockScan::kQueries) {
     const std::size_t some = std::min(BlockScan::kQueries, count - first);
-    scan(*space, state + first * dimension, some, call.limit, call.coarse,
+    scan(*space, state, {first, some, call.allowed}, call.limit, call.coarse,
          {call.proven != nullptr, call.partition != nullptr, interval, inverse, variance}, false);
     for (std::size_t q = 0; q < some; ++q) answer(*space, q, state + (first + q) * dimension, call, first + q);
   }
@@ -299,7 +345,7 @@ std::int64_t DecoderCore::preview(const States& hidden, std::size_t limit, Two c
 std::int64_t DecoderCore::candidates(const States& hidden, Two coarse, const Array<std::int64_t, 2>& rows,
                                      const Array<float, 3>& keys, const Array<float, 1>& left, bool coordinates,
                                      bool bounds, const std::optional<Array<double, 2>>& sums, float inverse,
-                                     float variance) {
+                                     float variance, const Bits& allowed) {
   require(blocks_.has_value(), "candidates: needs blocks");
   const std::size_t width = coordinates ? blocks_->width : projection_.dimension;
   const std::size_t count = hidden.shape(0), limit = rows.shape(1);
@@ -309,6 +355,7 @@ std::int64_t DecoderCore::candidates(const States& hidden, Two coarse, const Arr
   require(!sums || sums->has_shape(count, 4), "sums: float64 [n, 4]");
   require((!bounds && !sums) || projection_.turned >= projection_.dimension, "bounds need all directions");
   const Coarse leading = check_coarse(coarse, limit, bounds || sums);
+  const AllowedBits bits = check_allowed(allowed, count);
   const float* state = hidden.data();
   nb::gil_scoped_release released;
   for (std::size_t q = 0; q < count; ++q)
@@ -318,7 +365,7 @@ std::int64_t DecoderCore::candidates(const States& hidden, Two coarse, const Arr
   Workspace& space = *lease;
   for (std::size_t first = 0; first < count; first += BlockScan::kQueries) {
     const std::size_t some = std::min(BlockScan::kQueries, count - first);
-    scan(space, state + first * width, some, std::min(limit, rows_), leading,
+    scan(space, state, {first, some, bits}, std::min(limit, rows_), leading,
          {bounds, sums.has_value(), sums.has_value(), inverse, variance}, coordinates);
     for (std::size_t q = 0; q < some; ++q) {
       std::vector<Logit>& found = candidates_of(space, q, std::min(limit, rows_), leading);
@@ -412,7 +459,7 @@ std::int64_t DecoderCore::envelope(const States& hidden, std::tuple<float, float
 std::int64_t DecoderCore::walk(const States& hidden, Three near, float radius, Three far, float far_radius,
                                const Array<float, 2>& values, const Array<std::int64_t, 2>& indices,
                                const std::optional<Array<float, 1>>& distances,
-                               const std::optional<Array<std::int64_t, 1>>& tally) {
+                               const std::optional<Array<std::int64_t, 1>>& tally, const Bits& allowed) {
   require(codes_.has_value() && seeds_.groups > 0, "walk: needs codes and seeds");
   const std::size_t count = hidden.shape(0), dimension = projection_.dimension, k = values.shape(1);
   require(hidden.shape(1) == dimension, "hidden: float32 [n, d]");
@@ -424,6 +471,7 @@ std::int64_t DecoderCore::walk(const States& hidden, Three near, float radius, T
   require(k >= 1 && std::max(close.limit, distant.limit) >= k && close.probes >= 1, "walk: 1 <= k <= limit; probes");
   require(!distances || distances->size() == count, "distances: float32 [n]");
   require(!tally || tally->size() == count, "tally: int64 [n]");
+  const AllowedBits bits = check_allowed(allowed, count);
   const float* state = hidden.data();
   nb::gil_scoped_release released;
   for (std::size_t q = 0; q < count; ++q)
@@ -438,9 +486,9 @@ std::int64_t DecoderCore::walk(const States& hidden, Three near, float radius, T
     std::size_t looked = 0;
     space.candidates.clear();
     if (apart <= radius)
-      looked = space.walker.run(*codes_, graph_, seeds_, query, close, space.candidates);
+      looked = space.walker.run(*codes_, graph_, seeds_, query, close, bits.of(q), space.candidates);
     else if (apart <= far_radius)
-      looked = space.walker.run(*codes_, graph_, seeds_, query, distant, space.candidates);
+      looked = space.walker.run(*codes_, graph_, seeds_, query, distant, bits.of(q), space.candidates);
     if (exact_.has_value()) {
       rank_candidates(*exact_, one, space.candidates, k, false, {}, space.scored);
     } else {
@@ -451,6 +499,40 @@ std::int64_t DecoderCore::walk(const States& hidden, Three near, float radius, T
     report(space.scored, k, values.data() + q * k, indices.data() + q * k);
     if (distances) (*distances)[q] = apart;
     if (tally) (*tally)[q] = static_cast<std::int64_t>(looked);
+  }
+  return -1;
+}
+
+// The k largest of the allowed rows, of which all logits are computed. Proven is an answer that rounding cannot change.
+std::int64_t DecoderCore::listed(const States& hidden, const Bits& allowed, const Array<float, 2>& values,
+                                 const Array<std::int64_t, 2>& indices, std::tuple<float, float> rounding,
+                                 const std::optional<Array<std::uint8_t, 1>>& proven) {
+  require(exact_.has_value(), "listed: needs exact rows");
+  const std::size_t count = hidden.shape(0), dimension = projection_.dimension, k = values.shape(1);
+  require(hidden.shape(1) == dimension && k >= 1, "hidden: float32 [n, d]; k >= 1");
+  require(values.shape(0) == count && indices.has_shape(count, k), "values, indices: [n, k]");
+  require(!proven || proven->size() == count, "proven: uint8 [n]");
+  require(allowed.has_value(), "allowed: needed");
+  const AllowedBits bits = check_allowed(allowed, count);
+  const float* states = hidden.data();
+  nb::gil_scoped_release released;
+  for (std::size_t q = 0; q < count; ++q)
+    if (!are_within(states + q * dimension, dimension, kLargestState)) return static_cast<std::int64_t>(q);
+  Workspaces::Lease lease(spaces_);
+  Workspace& space = *lease;
+  for (std::size_t q = 0; q < count; ++q) {
+    const float* state = states + q * dimension;
+    space.candidates.clear();
+    bits.of(q).each(rows_,
+                    [&](std::size_t row) { space.candidates.push_back({0, 0, static_cast<std::uint32_t>(row)}); });
+    rank_candidates(*exact_, state, space.candidates, k, false, {}, space.scored);
+    const auto last = space.scored.begin() + static_cast<std::ptrdiff_t>(std::min(k, space.scored.size()));
+    std::partial_sort(space.scored.begin(), last, space.scored.end(), Larger{});
+    report(space.scored, k, values.data() + q * k, indices.data() + q * k);
+    if (!proven) continue;
+    const float norm = std::sqrt(dot_floats(state, state, dimension));
+    const Rounding error{std::get<0>(rounding) * norm, std::get<1>(rounding)};
+    (*proven)[q] = is_proven(*exact_, error, space.scored, k, -kInfinity) ? 1 : 0;
   }
   return -1;
 }
@@ -468,13 +550,16 @@ void register_decoder(nb::module_& m) {
            nb::kw_only(), "projection"_a, "blocks"_a.none(), "codes"_a.none(), "graph"_a.none(), "exact"_a.none())
       .def("preview", &DecoderCore::preview, nb::kw_only(), "hidden"_a, "limit"_a, "coarse"_a, "values"_a, "indices"_a,
            "rounding"_a = std::tuple<float, float>(0.0F, 0.0F), "proven"_a.none() = nb::none(),
-           "partition"_a.none() = nb::none(), "interval"_a = false, "inverse"_a = 1.0F, "variance"_a = 0.0F)
+           "partition"_a.none() = nb::none(), "interval"_a = false, "inverse"_a = 1.0F, "variance"_a = 0.0F,
+           "allowed"_a.none() = nb::none())
       .def("candidates", &DecoderCore::candidates, nb::kw_only(), "hidden"_a, "coarse"_a, "rows"_a, "keys"_a, "left"_a,
            "coordinates"_a = false, "bounds"_a = false, "sums"_a.none() = nb::none(), "inverse"_a = 1.0F,
-           "variance"_a = 0.0F)
+           "variance"_a = 0.0F, "allowed"_a.none() = nb::none())
       .def("walk", &DecoderCore::walk, nb::kw_only(), "hidden"_a, "near"_a, "radius"_a = kNoBound,
            "far"_a = DecoderCore::Three(0, 0, 0), "far_radius"_a = 0.0F, "values"_a, "indices"_a,
-           "distances"_a.none() = nb::none(), "tally"_a.none() = nb::none())
+           "distances"_a.none() = nb::none(), "tally"_a.none() = nb::none(), "allowed"_a.none() = nb::none())
+      .def("listed", &DecoderCore::listed, nb::kw_only(), "hidden"_a, "allowed"_a, "values"_a, "indices"_a,
+           "rounding"_a = std::tuple<float, float>(0.0F, 0.0F), "proven"_a.none() = nb::none())
       .def("envelope", &DecoderCore::envelope, nb::kw_only(), "hidden"_a, "shape"_a, "out"_a.none(), "rows"_a,
            "logits"_a, "ends"_a, "uniforms"_a, "drawn"_a, "numbers"_a)
       .def("keep", &DecoderCore::keep, nb::kw_only(), "calls"_a, "candidates"_a)

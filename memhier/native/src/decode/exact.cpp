@@ -51,7 +51,7 @@ float rank_candidates(const ExactRows& exact, const float* hidden, std::vector<L
 
 bool is_proven(const ExactRows& exact, const Rounding& rounding, const std::vector<Logit>& scored, std::size_t k,
                float left) {
-  if (scored.size() < k) return false;
+  if (scored.size() < k) return left == -kInfinity;  // they are all there are
   const float least = scored[k - 1].key - error_of(exact, rounding, scored[k - 1]);
   if (!(left < least)) return false;
   return std::all_of(scored.begin() + static_cast<std::ptrdiff_t>(k), scored.end(),

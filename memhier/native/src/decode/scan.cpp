@@ -1,6 +1,7 @@
 // The scan of all rows, a chunk of 256 at a time.
 #include "decode/scan.hpp"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -63,11 +64,13 @@ MEMHIER_VNNI void dot_chunk_vnni(const std::uint8_t* codes, std::size_t width, c
   }
 }
 
-MEMHIER_VNNI std::size_t above_vnni(const float* values, float threshold, std::uint16_t* at) {
+MEMHIER_VNNI std::size_t above_vnni(const float* values, float threshold, const AllowedRows& allowed, std::size_t first,
+                                    std::uint16_t* at) {
   std::size_t found = 0;
   const __m512 limit = _mm512_set1_ps(threshold);
   for (std::size_t i = 0; i < kChunkRows; i += 16) {
     std::uint32_t mask = _mm512_cmp_ps_mask(_mm512_loadu_ps(values + i), limit, _CMP_GT_OQ);
+    if (mask != 0) mask &= allowed.sixteen(first + i);
     for (; mask != 0; mask &= mask - 1) at[found++] = static_cast<std::uint16_t>(i + std::countr_zero(mask));
   }
   return found;
@@ -98,13 +101,15 @@ void dot_chunk(const std::uint8_t* codes, std::size_t width, std::span<const Cod
 
 namespace {
 
-std::size_t above(const float* values, float threshold, std::uint16_t* at) {
+// The places of allowed rows whose values are above a threshold, in the chunk from row `first` on.
+std::size_t above(const float* values, float threshold, const AllowedRows& allowed, std::size_t first,
+                  std::uint16_t* at) {
 #if defined(__x86_64__)
-  if (kHasVnni) return above_vnni(values, threshold, at);
+  if (kHasVnni) return above_vnni(values, threshold, allowed, first, at);
 #endif
   std::size_t found = 0;
   for (std::size_t i = 0; i < kChunkRows; ++i)
-    if (values[i] > threshold) at[found++] = static_cast<std::uint16_t>(i);
+    if (values[i] > threshold && allowed.has(first + i)) at[found++] = static_cast<std::uint16_t>(i);
   return found;
 }
 
@@ -180,25 +185,41 @@ void add_chunk(ExpSums& sums, const float* estimates, const float* margins, cons
 
 }  // namespace
 
-void BlockScan::run(const BlockCodes& rows, std::size_t width, std::span<const CodedQuery* const> queries,
-                    std::span<Largest> largest, std::span<ExpSums> sums, const ScanOptions& options) {
+// Takes rows that are not allowed out of the sums of exp.
+void BlockScan::exclude(const AllowedRows& allowed, std::size_t first) {
+  constexpr float kExcluded = -1e30F;  // as padding
+  for (std::size_t i = 0; i < kChunkRows; ++i)
+    if (!allowed.has(first + i)) {
+      estimates_[i] = kExcluded;
+      margins_[i] = 0;
+    }
+}
+
+void BlockScan::run(const BlockCodes& rows, std::size_t width, const ScanQueries& queries, const ScanOptions& options) {
+  const std::size_t count = queries.coded.size();
   Spread spreads[kQueries];
   std::int32_t excess[kQueries];
-  for (std::size_t q = 0; q < queries.size(); ++q) {
-    spreads[q] = queries[q]->spread(width);
-    excess[q] = queries[q]->excess(width);
+  for (std::size_t q = 0; q < count; ++q) {
+    spreads[q] = queries.coded[q]->spread(width);
+    excess[q] = queries.coded[q]->excess(width);
   }
   std::uint16_t at[kChunkRows];
   for (std::size_t first = 0; first < rows.padded_rows; first += kChunkRows) {
-    dot_chunk(rows.codes + first * rows.width, width, queries, dots_);
-    for (std::size_t q = 0; q < queries.size(); ++q) {
-      const float shift = queries[q]->shift();
-      estimate_chunk(dots_[q], rows.numbers.offsets + first, rows.numbers.scales + first, queries[q]->step(), excess[q],
-                     shift, estimates_);
-      if (options.bounds || options.interval) margins_of_chunk(rows.numbers, first, spreads[q], shift, margins_);
+    const auto reaches = [first](const AllowedRows& allowed) { return allowed.reaches(first); };
+    if (std::none_of(queries.allowed.begin(), queries.allowed.end(), reaches)) continue;
+    dot_chunk(rows.codes + first * rows.width, width, queries.coded, dots_);
+    for (std::size_t q = 0; q < count; ++q) {
+      const AllowedRows& allowed = queries.allowed[q];
+      if (!allowed.reaches(first)) continue;
+      const CodedQuery& query = *queries.coded[q];
+      estimate_chunk(dots_[q], rows.numbers.offsets + first, rows.numbers.scales + first, query.step(), excess[q],
+                     query.shift(), estimates_);
+      if (options.bounds || options.interval)
+        margins_of_chunk(rows.numbers, first, spreads[q], query.shift(), margins_);
       if (options.partition) {
+        if (!allowed.all()) exclude(allowed, first);
         const float outside = options.inverse * spreads[q].outside;
-        add_chunk(sums[q], estimates_, margins_, rows.numbers.outside + first, options,
+        add_chunk(queries.sums[q], estimates_, margins_, rows.numbers.outside + first, options,
                   0.5F * options.variance * outside * outside);
       }
       if (options.bounds) {
@@ -206,9 +227,11 @@ void BlockScan::run(const BlockCodes& rows, std::size_t width, std::span<const C
         for (std::size_t i = 0; i < kChunkRows; ++i) margins_[i] += estimates_[i];
       }
       const float* keys = options.bounds ? margins_ : estimates_;
-      const std::size_t found = above(keys, largest[q].threshold(), at);
-      for (std::size_t i = 0; i < found; ++i)
-        largest[q].offer({keys[at[i]], estimates_[at[i]], static_cast<std::uint32_t>(first + at[i])});
+      Largest& largest = queries.largest[q];
+      const std::size_t found = above(keys, largest.threshold(), allowed, first, at);
+      // The last chunk's padding is below most rows, but not below one whose logit is about -1e30.
+      for (std::size_t i = 0; i < found && first + at[i] < rows.rows; ++i)
+        largest.offer({keys[at[i]], estimates_[at[i]], static_cast<std::uint32_t>(first + at[i])});
     }
   }
 }

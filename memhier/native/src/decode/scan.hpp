@@ -8,12 +8,11 @@
 #include <span>
 #include <vector>
 
+#include "decode/allowed.hpp"
 #include "decode/exact.hpp"
 #include "decode/query.hpp"
 
 namespace memhier {
-
-constexpr std::size_t kChunkRows = 256;
 
 // The numbers of rows that estimates and bounds at one width of codes need; all padded to a multiple of kChunkRows.
 struct RowNumbers {
@@ -29,7 +28,7 @@ struct RowNumbers {
 // leading directions of them can be read without the others.
 struct BlockCodes {
   const std::uint8_t* codes;
-  std::size_t padded_rows, width;  // width: a multiple of 4
+  std::size_t rows, padded_rows, width;  // width: a multiple of 4
   RowNumbers numbers;
 };
 
@@ -62,16 +61,25 @@ using Dots = std::int32_t (*)[kChunkRows];
 // Products of the codes of a chunk with up to four queries, by the first `width` directions.
 void dot_chunk(const std::uint8_t* codes, std::size_t width, std::span<const CodedQuery* const> queries, Dots dots);
 
-// Estimates of all rows for up to four queries at once, by the first `width` directions. Bounds and sums need all of
-// them.
+// Up to four queries that one scan answers: each with the rows that it may find, and its results.
+struct ScanQueries {
+  std::span<const CodedQuery* const> coded;
+  std::span<const AllowedRows> allowed;
+  std::span<Largest> largest;
+  std::span<ExpSums> sums;
+};
+
+// Estimates of all allowed rows for up to four queries at once, by the first `width` directions. Bounds and sums need
+// all of them.
 class BlockScan {
  public:
   static constexpr std::size_t kQueries = 4;
 
-  void run(const BlockCodes& rows, std::size_t width, std::span<const CodedQuery* const> queries,
-           std::span<Largest> largest, std::span<ExpSums> sums, const ScanOptions& options);
+  void run(const BlockCodes& rows, std::size_t width, const ScanQueries& queries, const ScanOptions& options);
 
  private:
+  void exclude(const AllowedRows& allowed, std::size_t first);
+
   alignas(64) std::int32_t dots_[kQueries][kChunkRows];
   alignas(64) float estimates_[kChunkRows], margins_[kChunkRows];
 };

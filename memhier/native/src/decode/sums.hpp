@@ -14,7 +14,7 @@ struct SummedRows {
   const BlockCodes& blocks;
   const ExactRows& exact;
   Rounding rounding;  // of the hidden state at hand
-  std::size_t count;
+  std::size_t count;  // of the rows in the sums
 };
 
 // Fills partition [3] with log of the sum of exp of all logits: the estimate, and its bounds.

@@ -6,6 +6,19 @@
 #include "bind/simd.hpp"
 
 namespace memhier {
+namespace {
+
+constexpr std::size_t kSome = 32;  // codes on their way from memory while as many are multiplied
+
+void prefetch(const RowCodes& rows, std::uint32_t row) {
+  const std::uint8_t* code = rows.codes + std::size_t{row} * rows.width;
+  for (std::size_t at = 0; at < rows.width; at += 64) __builtin_prefetch(code + at);
+  __builtin_prefetch(code + rows.width - 1);
+  __builtin_prefetch(rows.offsets + row);
+  __builtin_prefetch(rows.scales + row);
+}
+
+}  // namespace
 
 void Walker::begin(std::size_t rows) {
   if (visited_.size() < rows) visited_.resize(rows, 0);
@@ -31,7 +44,15 @@ void Walker::estimate(const RowCodes& rows, const CodedQuery& query) {
   const std::size_t count = fresh_.size();
   dots_.resize(std::max(count, dots_.size()));
   estimates_.resize(std::max(count, estimates_.size()));
-  dot_codes(rows.codes, rows.width, fresh_.data(), count, query.bytes(), dots_.data());
+  const auto fetch = [&](std::size_t first) {
+    for (std::size_t i = first; i < std::min(first + kSome, count); ++i) prefetch(rows, fresh_[i]);
+  };
+  fetch(0);
+  for (std::size_t first = 0; first < count; first += kSome) {
+    fetch(first + kSome);
+    dot_codes(rows.codes, rows.width, fresh_.data() + first, std::min(kSome, count - first), query.bytes(),
+              dots_.data() + first);
+  }
   for (std::size_t i = 0; i < count; ++i)
     estimates_[i] =
         rows.offsets[fresh_[i]] + rows.scales[fresh_[i]] * (query.step() * static_cast<float>(dots_[i] - excess_));
@@ -68,11 +89,12 @@ bool Walker::insert(float estimate, std::uint32_t row, std::size_t ef, std::size
 }
 
 std::size_t Walker::run(const RowCodes& rows, const Graph& graph, const Seeds& seeds, const CodedQuery& query,
-                        const Effort& effort, std::vector<Logit>& candidates) {
+                        const Effort& effort, const AllowedRows& allowed, std::vector<Logit>& candidates) {
   const auto [probes, ef, limit] = effort;
   begin(rows.rows);
   excess_ = query.excess(rows.width);
-  const std::size_t keep = std::max(ef, limit);
+  // A list of twice the length holds the allowed rows, if half of all are.
+  const std::size_t keep = std::max(ef, limit) * (allowed.all() ? 1 : 2);
   list_.reserve(keep + 1);
   plant(rows, seeds, query, probes, keep);
   std::size_t looked = fresh_.size();
@@ -86,10 +108,7 @@ std::size_t Walker::run(const RowCodes& rows, const Graph& graph, const Seeds& s
     const std::uint32_t* links = graph.links + std::size_t{list_[next].row} * graph.degree;
     fresh_.clear();
     for (std::size_t i = 0; i < graph.degree && links[i] != kNoRow; ++i)
-      if (visit(links[i])) {
-        fresh_.push_back(links[i]);
-        __builtin_prefetch(rows.codes + std::size_t{links[i]} * rows.width);
-      }
+      if (visit(links[i])) fresh_.push_back(links[i]);
     estimate(rows, query);
     looked += fresh_.size();
     for (std::size_t i = 0; i < fresh_.size(); ++i) {
@@ -97,10 +116,19 @@ std::size_t Walker::run(const RowCodes& rows, const Graph& graph, const Seeds& s
       if (insert(estimates_[i], fresh_[i], keep, at)) next = std::min(next, at);
     }
   }
-  candidates.clear();
-  for (std::size_t i = 0; i < std::min(limit, list_.size()); ++i)
-    candidates.push_back({list_[i].estimate + query.shift(), list_[i].estimate + query.shift(), list_[i].row});
+  collect(query, allowed, limit, candidates);
   return looked;
+}
+
+void Walker::collect(const CodedQuery& query, const AllowedRows& allowed, std::size_t limit,
+                     std::vector<Logit>& candidates) const {
+  candidates.clear();
+  for (const Step& step : list_) {
+    if (candidates.size() == limit) return;
+    const float estimate = step.estimate + query.shift();
+    if (allowed.has(step.row)) candidates.push_back({estimate, estimate, step.row});
+  }
+  if (!allowed.all() && candidates.size() < limit) candidates.clear();
 }
 
 std::size_t Walker::planned_bytes(std::size_t rows, const Seeds& seeds, std::size_t keep) {

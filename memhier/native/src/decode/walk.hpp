@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "decode/allowed.hpp"
 #include "decode/exact.hpp"
 #include "decode/query.hpp"
 
@@ -45,10 +46,10 @@ class Walker {
   // Takes a query, and returns its squared distance to the nearest centre.
   float approach(const Seeds& seeds, const CodedQuery& query, std::size_t width);
 
-  // Fills candidates with the `limit` best rows that a list of the `ef` best led to, for the query last approached.
-  // Returns how many rows it looked at.
+  // Fills candidates with the `limit` best allowed rows that a list of the `ef` best led to, for the query last
+  // approached, or with none where the list holds fewer. Returns how many rows it looked at.
   std::size_t run(const RowCodes& rows, const Graph& graph, const Seeds& seeds, const CodedQuery& query,
-                  const Effort& effort, std::vector<Logit>& candidates);
+                  const Effort& effort, const AllowedRows& allowed, std::vector<Logit>& candidates);
 
   // With lists of at most `keep`, and twice the room where something grows one by one.
   static std::size_t planned_bytes(std::size_t rows, const Seeds& seeds, std::size_t keep);
@@ -63,6 +64,8 @@ class Walker {
 
   void begin(std::size_t rows);
   void plant(const RowCodes& rows, const Seeds& seeds, const CodedQuery& query, std::size_t probes, std::size_t keep);
+  void collect(const CodedQuery& query, const AllowedRows& allowed, std::size_t limit,
+               std::vector<Logit>& candidates) const;
   void estimate(const RowCodes& rows, const CodedQuery& query);
   bool insert(float estimate, std::uint32_t row, std::size_t ef, std::size_t& at);
   bool visit(std::uint32_t row) {

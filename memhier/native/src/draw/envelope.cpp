@@ -1,5 +1,5 @@
 // Upper bounds of logits, their sums by chunk, and draws: a chunk by its sum, then a row of it.
-#include "decode/envelope.hpp"
+#include "draw/envelope.hpp"
 
 #include <algorithm>
 #include <cassert>
