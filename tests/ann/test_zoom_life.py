@@ -14,7 +14,8 @@ import pytest
 from memhier.ann import ZoomIndex
 from memhier.ann.zoom.construction import construct
 from memhier.ann.zoom.filters.bitmaps import BitmapCache
-from memhier.ann.zoom.renewal import merge
+from memhier.ann.zoom.renewal import life, merge
+from memhier.ann.zoom.storage import layout
 from memhier.ann.zoom.storage.arrays import PartArrays
 from memhier.ann.zoom.storage.catalog import KIND, Description, load_preview
 from memhier.ann.zoom.storage.part import PartFiles
@@ -368,3 +369,29 @@ def test_a_recall_is_no_longer_known_once_a_tenth_of_the_vectors_changed(tmp_pat
         assert not index.search(vectors[:1], 10, recall=0.9).stats["calibrated"]
         index.compact()
         assert index.search(vectors[:1], 10, recall=0.9).stats["calibrated"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "uint8"])
+def test_many_vectors_of_one_call_are_written_in_few_parts(tmp_path, monkeypatch, dtype):
+    """The vectors that may wait are few; those of one call are written from the caller's array, and stay the same."""
+    monkeypatch.setattr(layout, "_FRESH_MOST", 20_000)
+    rows, write = [], life.write_coded
+
+    def counted(tx, name, source, *arguments):
+        rows.append(source.count)
+        return write(tx, name, source, *arguments)
+
+    monkeypatch.setattr(life, "write_coded", counted)
+    vectors = np.random.default_rng(0).integers(0, 200, (2400, 64)).astype(dtype)
+    with ZoomIndex.build(tmp_path / "index", vectors[:300], dram="4MiB", grow_to=2500) as index:
+        index.add(vectors[300:310], ids=np.arange(300, 310))
+        given = vectors[310:].copy()
+        index.add(given, ids=np.arange(310, 2400))
+        given[:] = 0
+        each = 64 * vectors.itemsize + 8
+        assert len(rows) <= -(-2400 * each // 20_000) / (2 if dtype == "float32" else 1) + 1
+        np.testing.assert_array_equal(index.reconstruct(np.arange(2400)), vectors)
+        index.commit()
+        np.testing.assert_array_equal(index.reconstruct(np.arange(2400)), vectors)
+        assert (index.search(vectors[::40], 1, recall=1.0).distances == 0).all()
+        assert index.memory_bytes <= 4 << 20

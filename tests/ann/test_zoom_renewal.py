@@ -331,3 +331,27 @@ def test_work_under_way_does_not_undo_tuning(tmp_path, held):
         index.commit()
         assert index.stats()["calibrated_vectors"] == tuned
         assert threads() == []
+
+
+def test_a_join_gives_way_to_vectors(tmp_path, monkeypatch):
+    """A join may hold all that is left of the budget; vectors are added all the same."""
+    begun = threading.Event()
+
+    def slowly(*arguments):
+        begun.set()
+        while True:
+            pause()
+            time.sleep(0.001)
+
+    monkeypatch.setattr(beside, "join", slowly)
+    monkeypatch.setattr(life, "_FEW_ROWS", 1)
+    monkeypatch.setattr(
+        beside.Renewals, "planned_bytes", property(lambda renewals: (8 << 20) if renewals.joining else 0)
+    )
+    model = Model(tmp_path / "index", False, 400)
+    with model.index as index:
+        model.add(250)
+        index.commit(compact=False)
+        assert begun.wait(100)
+        model.change(40)
+        assert holds(index, model.rows)

@@ -12,7 +12,7 @@ lists. No part of the effort for a recall exceeds that for a higher one, so a hi
 """
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self, TypeAlias
 
 import numpy as np
@@ -50,7 +50,7 @@ _DIFFERENCES = 1 << 22  # of coordinates, held at a time
 _BLOCK = 64
 _HOPELESS = 2  # times the least cost found, beyond which no more lists are tried
 _ALONE_LOSS = 0.4  # of the loss allowed, where rows are read alone
-_STORED = 7  # fields of an effort, without those of filters
+_STORED = tuple(each.name for each in fields(Effort))[:7]  # without those of filters
 _UNLIKELY = 0.5  # of the loss allowed under a filter, for candidates that are hardly neighbours
 _ID_BYTES = 4  # of most ids
 _GROWTH = 0.5  # of the lists with the neighbours wanted, at least: a power
@@ -229,7 +229,7 @@ def _reaching(steps: Steps, recall: float) -> Effort | None:
 
 def _plain(efforts: dict[int, Steps]) -> dict[int, list[Any]]:
     return {
-        k: [(recall, list(astuple(effort)[:_STORED]), round(pages, 1)) for recall, effort, pages in steps]
+        k: [(recall, [getattr(effort, name) for name in _STORED], round(pages, 1)) for recall, effort, pages in steps]
         for k, steps in efforts.items()
     }
 

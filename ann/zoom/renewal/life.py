@@ -63,6 +63,8 @@ from memhier.store.store import Store, Transaction
 
 __all__ = ["IndexWriter"]
 
+_ROOMS = 8  # times the vectors that wait: the most of one call that are written as a part
+_CODED_BYTES = 28  # of a vector on its way to its part, beside its code and a copy of it
 _BUFFER_SHARE, _BUFFER_MOST = 1 / 256, 1 << 20  # of the budget, for the write buffer of each segment
 _FEW_ROWS, _ROWS_TIMES = 1024, 2  # that a commit writes anew, or as many times the rows that waited
 _ROUNDS = 4  # of coding newer parts for a renewal, before a commit takes ever more of them
@@ -346,18 +348,24 @@ class IndexWriter:
         state = replace(state, documents=documents.names)
         self._dirty = True
         room, taken = fresh_bytes(self.about.dram), each + beyond + documents.sizes
-        records = documents.records()
-        for part in _runs(taken, room):
-            fresh = state.fresh
+        records, most = documents.records(), room
+        plain = not documents and not schema and names.texts is None
+        if plain and not isinstance(vectors, KeptVectors):  # the caller holds all that a part is made of
+            most *= max(1, min(_ROOMS, each // (state.preview.book.code_bytes + _CODED_BYTES)))
+        for part in _runs(taken, most):
+            fresh, size = state.fresh, int(taken[part].sum())
             waiting = len(fresh) * each + fresh.record_bytes + fresh.value_bytes
-            if len(fresh) and waiting + int(taken[part].sum()) > room:
+            if len(fresh) and waiting + size > room:
                 state = self._join_pending(self._spill(state))
             ids = names.part(part.start, part.stop)
             values = {name: column[part] for name, column in columns.items()}
             more = Fresh(vectors[part], ids.numbers, values, ids.texts, value_bytes=int(beyond[part].sum()))
             if documents:
                 more = more.with_records(list(islice(records, len(more))))
-            state = replace(state, fresh=state.fresh.joined(more, schema))
+            if size > room and len(more) > 1:  # written without a copy
+                state = self._join_pending(self._spill(replace(state, fresh=more.widened(schema))))
+            else:
+                state = replace(state, fresh=state.fresh.joined(more, schema))
         return state, names
 
     def _count_changes(self, state: IndexSnapshot, count: int) -> IndexSnapshot:
@@ -651,7 +659,10 @@ class IndexWriter:
         return self._store.begin(self._buffer_bytes)
 
     def _make_room(self, state: IndexSnapshot, ids: Ids, schema: Schema, added: AddedBytes) -> IndexSnapshot:
-        """Return the snapshot, without its hot pages where more vectors need their DRAM; the pool gives way as well."""
+        """Return the snapshot, without its hot pages where more vectors need their DRAM.
+
+        The pool gives way as well, and so does a join.
+        """
         dram, fresh = self.about.dram, state.fresh
         waiting = (len(ids.numbers) + len(fresh.ids)) * added.each + fresh.record_bytes + fresh.value_bytes
         waiting = min(fresh_bytes(dram), waiting + added.records + added.values)
@@ -661,6 +672,11 @@ class IndexWriter:
             held = self._planned(replace(state, schema=schema))
             return check_room(state, held, ids, waiting, filters, dram, added)
 
+        if self.beside_bytes:
+            try:
+                check(state)
+            except BudgetError:
+                self._renewals.stop_joins()  # a later commit begins one again, with the DRAM that is left then
         if state.hot.memory_bytes:
             try:
                 check(state)

@@ -4,7 +4,7 @@
 `memhier.benchmarks.workloads.streams.runbooks` over whitened patches and real descriptors, with a commit at each
 change. ``--runbook FILE`` follows a published one over the first vectors of a set. At every search the nearest of
 the vectors there are come from exact comparison. Beside stands an IVF of faiss whose lists are trained once, at the
-first search, probed as wide as recall .95 took then. Times of commits are of the thread that calls.
+first search, probed as wide as recall .95 took then. Times and bytes of commits are of the thread that calls.
 """
 
 import time
@@ -43,6 +43,8 @@ MEASURES = (
     Measure("commit CPU ms", "median commit, CPU", "ms"),
     Measure("longest CPU", "longest commit, CPU", "times the median"),
     Measure("longest", "longest commit", "times the median", clock=True),
+    Measure("commit KiB", "median commit, written", "KiB"),
+    Measure("most KiB", "most written by a commit", "KiB"),
     Measure("renewals", "renewals", "times"),
     Measure("DRAM", "most DRAM", "bytes"),
 )
@@ -108,7 +110,7 @@ class _Life:
 
     def _change(self, step: Step) -> None:
         rows, ids = np.arange(step.start, step.end), np.arange(step.tags_start, step.tags_end)
-        started, cpu = time.perf_counter(), time.thread_time()
+        started, cpu, written = time.perf_counter(), time.thread_time(), _written()
         if step.operation == "insert":
             self._index.add(self._vectors[rows], ids=rows)
         elif step.operation == "delete":
@@ -117,6 +119,7 @@ class _Life:
             self._index.update(ids, self._vectors[step.ids_start : step.ids_end])
         self._index.commit()
         spent = {"ms": 1e3 * (time.perf_counter() - started), "CPU": 1e3 * (time.thread_time() - cpu)}
+        spent["KiB"] = (_written() - written) / 1024
         stats = self._index.stats()
         changed = len(rows) + len(ids)
         made = {"trained": stats["trained_vectors"], "calibrated": stats["calibrated_vectors"]}
@@ -151,6 +154,15 @@ class _Life:
         })  # fmt: skip
 
 
+def _written() -> int:
+    """Return the bytes that this thread has written to files; 0 where the system does not tell."""
+    try:
+        counts = dict(line.split(": ") for line in Path("/proc/thread-self/io").read_text().splitlines())
+    except OSError:
+        return 0
+    return int(counts["wchar"])
+
+
 def live(name: str, book: Sequence[Step], vectors: Vectors, queries: Floats, share: float, every: int,
          folder: Path) -> tuple[Row, _Life]:  # fmt: skip
     """Follow a runbook; return a row of its figures, and the life."""
@@ -167,7 +179,7 @@ def live(name: str, book: Sequence[Step], vectors: Vectors, queries: Floats, sha
         return np.array([row[key] for row in rows], float)
 
     steps, commits = life.steps, life.commits
-    ms, cpu = column(commits, "ms"), column(commits, "CPU")
+    ms, cpu, kib = (column(commits, key) for key in ("ms", "CPU", "KiB"))
     return {
         "run": name, "most live": most, "commits": len(commits), "searches": len(steps),
         "least recall": column(steps, "recall").min(), "recall": column(steps, "recall").mean(),
@@ -175,7 +187,7 @@ def live(name: str, book: Sequence[Step], vectors: Vectors, queries: Floats, sha
         "codes": column(steps, "codes").mean(), "pages": column(steps, "pages").mean(),
         "most pages": column(steps, "pages").max(), "CPU ms": column(steps, "CPU ms").mean(),
         "commit ms": np.median(ms), "longest": ms.max() / np.median(ms), "commit CPU ms": np.median(cpu),
-        "longest CPU": cpu.max() / np.median(cpu),
+        "longest CPU": cpu.max() / np.median(cpu), "commit KiB": np.median(kib), "most KiB": kib.max(),
         "renewals": int((np.diff(column(commits, "trained")) != 0).sum()), "DRAM": life.memory,
     }, life  # fmt: skip
 
