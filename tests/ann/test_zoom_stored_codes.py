@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from memhier.ann import ZoomIndex
+from memhier.benchmarks.generators import mixed
 from memhier.errors import BudgetError, CorruptionError
 
 _COUNT = 16_000
@@ -197,3 +198,17 @@ def test_copies_of_one_vector_and_lists_of_all_lengths(tmp_path: Path) -> None:
         assert (result.ids < 9_000).all()
         queries = vectors[12_000:12_020]
         assert _overlap(made.search(queries, 1, recall=1.0).ids, np.arange(12_000, 12_020)[:, None]) == 1.0
+
+
+def test_a_lower_recall_reads_fewer_pages_of_codes_where_queries_differ_in_difficulty(tmp_path: Path) -> None:
+    data = mixed(40_000, 64, 2)
+    vectors, queries = np.concatenate(list(data.blocks())), data.queries(200)
+    with _build(tmp_path, vectors) as index:
+        assert index.stats()["codes"] == "ssd"
+        wanted = _exact(vectors, queries, 10)
+        pages = {}
+        for recall in (0.9, 0.99):
+            found = [index.search(query, 10, recall=recall) for query in queries]
+            assert _overlap(np.stack([each.ids for each in found]), wanted) >= recall - 0.015
+            pages[recall] = sum(each.stats["pages"] for each in found)
+    assert pages[0.9] < pages[0.99] / 2

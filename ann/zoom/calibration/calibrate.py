@@ -42,6 +42,7 @@ _LIMIT = 512  # likewise, at least
 _SHORT = 0.995  # of the neighbours found among few candidates, below which more are looked at
 _EXACT_EPS = 8.0  # standard errors that a bound of recall 1 allows for
 _NO_BOUND = 1e6  # likewise, where errors exceed their bounds: everything not known exactly is compared
+_NEAR = (0.03, 0.06, 0.1, 0.2, 0.35, 0.6)  # of the gap at the fewest lists
 _LEAST_LISTS, _FIRST_PROBES, _MOST_PROBES = 2, 8, 2048
 _NEARLY_ALL = 1 / 3  # of the lists, beyond which a query is routed to all of them at first
 _COVERED = 0.9995  # of the neighbours; the lists of the rest are not looked for
@@ -425,10 +426,10 @@ class _Measure:
         codes = np.cumsum(self._sizes, axis=1, dtype=np.int64)
         rank, known = self._rank[:, :k], self._lists[:, :k] >= 0
         rungs = []
-        for least in _steps(min(_LEAST_LISTS, most), most):
+        for least, share in self._steps_of_lists(most):
             pause()
             # The k-th neighbour of every second query ends its search there.
-            gap = float(np.median(gaps[:, min(least, most - 1)])) if len(gaps) else np.inf
+            gap = share * float(np.median(gaps[:, min(least, most - 1)])) if len(gaps) else np.inf
             beyond = gaps >= gap
             beyond[:, :least] = False
             ends = np.where(beyond.any(axis=1), beyond.argmax(axis=1), most)
@@ -439,6 +440,16 @@ class _Measure:
             missed = int((known & (rank >= ends[:, None])).sum())
             rungs.append(_Rung(Effort(routed, least=least, gap=gap), ends, missed, cost / max(1, len(rank))))
         return rungs
+
+    def _steps_of_lists(self, most: int) -> list[tuple[int, float]]:
+        """Return the fewest lists of each step, and the share of the usual gap beyond them.
+
+        Where each list is a read, there are steps with smaller gaps. A list in DRAM costs too little for them, and
+        queries unlike those measured are served by the greater gap.
+        """
+        least = _steps(min(_LEAST_LISTS, most), most)
+        near = _NEAR if self._preview.on_ssd else ()
+        return [*((least[0], share) for share in near), *((each, 1.0) for each in least)]
 
     def _probe_effort(
         self, k: int, loss: float, within: Effort | None
