@@ -12,9 +12,9 @@
 
 #include "bind/array.hpp"
 #include "bind/module.hpp"
-#include "draw/envelope.hpp"
 #include "decode/sums.hpp"
 #include "decode/workspace.hpp"
+#include "draw/envelope.hpp"
 
 namespace nb = nanobind;
 
