@@ -85,6 +85,11 @@ def written(model, prompt, **options):
     return model.generate(prompt, attention_mask=torch.ones_like(prompt), **options)
 
 
+def named(options):
+    """Return a name for options, the same in every process."""
+    return ", ".join(f"{name}={getattr(value, '__name__', str(value)[:40])}" for name, value in options.items())
+
+
 def some_words(_, ids):
     return [5, 9, 17, int(ids[-1]) % 60 + 3]
 
@@ -111,7 +116,7 @@ DRAWN = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("options", [{}, *RAISING], ids=str)
+@pytest.mark.parametrize("options", [{}, *RAISING], ids=named)
 def test_greedy_texts_are_the_models_own(pair, options):
     model, fast = pair
     prompt = text(3, 6)
@@ -124,7 +129,7 @@ def test_beams_are_the_models_own(pair, options):
     assert torch.equal(written(fast, text(2, 6), **options), written(model, text(2, 6), **options))
 
 
-@pytest.mark.parametrize("options", [{}, {"suppress_tokens": [5, 6, 7]}, {"repetition_penalty": 1.2}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"suppress_tokens": [5, 6, 7]}, {"repetition_penalty": 1.2}], ids=named)
 def test_assisted_and_looked_up_texts_are_the_models_own(pair, options):
     model, fast = pair
     prompt = text(1, 4).repeat(1, 3)
@@ -143,12 +148,12 @@ def check_draws(pair, options, count):
     check_distribution(found.numpy(), scores[0].double().softmax(-1).numpy())
 
 
-@pytest.mark.parametrize("options", DRAWN, ids=str)
+@pytest.mark.parametrize("options", DRAWN, ids=named)
 def test_draws_have_the_models_distribution(pair, options):
     check_draws(pair, options, 400)
 
 
-@pytest.mark.parametrize("options", [{"top_k": 0}, {"top_k": 0, "min_p": 0.1, "repetition_penalty": 0.6}], ids=str)
+@pytest.mark.parametrize("options", [{"top_k": 0}, {"top_k": 0, "min_p": 0.1, "repetition_penalty": 0.6}], ids=named)
 @pytest.mark.parametrize("build", [llama, gemma2])
 def test_models_in_half_precision_are_drawn_from_as_they_round(build, options):
     torch.manual_seed(0)
@@ -164,7 +169,7 @@ def test_models_in_half_precision_are_drawn_from_as_they_round(build, options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", DRAWN, ids=str)
+@pytest.mark.parametrize("options", DRAWN, ids=named)
 def test_twenty_thousand_draws_have_the_models_distribution(pair, options):
     check_draws(pair, options, 20_000)
 
