@@ -214,7 +214,9 @@ def test_an_index_that_has_grown_far_beyond_its_calibration_looks_further(tmp_pa
         calibration = Description.decode(store.get("index"), store.path).calibration
         before = replace(calibration, changes=0).effort(10, 0.95)[0]
         after = calibration.effort(10, 0.95)[0]
-        assert after == replace(before, most=None)
+        assert after == replace(before, most=None, least=after.least, gap=after.gap)
+        assert after.least >= before.least  # as any number of neighbours needs
+        assert after.gap >= before.gap
 
 
 def test_a_worn_index_finds_the_nearest_among_vectors_unlike_those_it_was_made_for(tmp_path):
