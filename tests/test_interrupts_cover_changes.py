@@ -21,8 +21,8 @@ MODULES: tuple[Any, ...] = (
 TABLES = "forward gradient_norm initial_weights optimizer_state stats weights"
 
 READS = {
-    "LogitIndex": "choose distribution draws_pay envelope is_stale log_prob logits logits_of partition save scan_pays stats "
-    "topk way",
+    "LogitIndex": "choose distribution draws_pay envelope is_stale log_prob logits logits_of partition save scan_pays "
+    "stats topk way",
     "MultiVectorIndex": "blocks contains fetch ids push reconstruct search stats",
     "Store": "attach check get keys newer not_writable push read_segment segments",
     "Reader": "read run stats",
