@@ -305,7 +305,7 @@ def test_search_iter_reads_the_fields_of_a_hit_once(tmp_path):
 
 def test_the_index_keeps_no_list_of_the_caller(tmp_path):
     tags = [["a"], ["b"], None, []]
-    with ZoomIndex.build(tmp_path / "index", np.zeros((0, 4), "f4"), dram="2MiB", grow_to=100) as index:
+    with ZoomIndex.build(tmp_path / "index", np.zeros((0, 4), "f4"), dram="3MiB", grow_to=100) as index:
         index.add(np.eye(4, dtype="f4"), attributes={"tags": tags})
         tags[0].append("changed")
         found = index.search(np.eye(4, dtype="f4"), 4, fields=["tags"])
@@ -319,7 +319,7 @@ def test_the_index_keeps_no_list_of_the_caller(tmp_path):
 def test_numbers_are_converted_exactly(tmp_path):
     vectors = np.eye(4, dtype="f4")
     with ZoomIndex.build(
-        tmp_path / "index", vectors, attributes={"f": [[0.5]] * 4, "i": [[1]] * 4}, dram="2MiB"
+        tmp_path / "index", vectors, attributes={"f": [[0.5]] * 4, "i": [[1]] * 4}, dram="3MiB"
     ) as index:
         index.add(vectors, attributes={"f": [[1, 2], [], None, [2**53]], "i": [[1.0], [], None, [-3.0]]})
         for _ in range(2):
@@ -336,7 +336,7 @@ def test_numbers_are_converted_exactly(tmp_path):
 
 def test_conditions_of_the_wrong_kind_are_refused(tmp_path):
     attributes = {"tags": [["a"]] * 4, "n": [1] * 4, "days": [[DAY]] * 4}
-    with ZoomIndex.build(tmp_path / "index", np.eye(4, dtype="f4"), attributes=attributes, dram="2MiB") as index:
+    with ZoomIndex.build(tmp_path / "index", np.eye(4, dtype="f4"), attributes=attributes, dram="3MiB") as index:
         for where, words in {
             "tags == 'a'": r"'tags' is list\[str\]; expected contains",
             "tags in ('a')": r"'tags' is list\[str\]; expected contains",
@@ -374,7 +374,7 @@ def test_lists_of_arrays_masks_and_zones(tmp_path):
         "m": np.ma.MaskedArray(np.fromiter([[1], [2], [3], []], object, 4), [False, True, False, False]),
         "s": [np.array(["x", "yy"]), [np.str_("z")], [], None],
     }
-    with ZoomIndex.build(tmp_path / "index", np.eye(4, dtype="f4"), attributes=attributes, dram="2MiB") as index:
+    with ZoomIndex.build(tmp_path / "index", np.eye(4, dtype="f4"), attributes=attributes, dram="3MiB") as index:
         found = {name: plain(column) for name, column in index.fetch([0, 1, 2, 3]).items()}
     assert found == {
         "a": [[1, 2], [], None, [3]], "d": [[DAY], [DAY], [], [DAY]], "m": [[1], None, [3], []],
@@ -419,7 +419,7 @@ def test_indexes_of_the_versions_before_open_and_take_lists(tmp_path, version):
     vectors = np.eye(8, dtype="f4")
     documents = {"title": ["a"] * 8} if version == 7 else None
     ZoomIndex.build(
-        tmp_path / "index", vectors, attributes={"n": np.arange(8)}, documents=documents, dram="2MiB"
+        tmp_path / "index", vectors, attributes={"n": np.arange(8)}, documents=documents, dram="3MiB"
     ).close()
     with Store.open(tmp_path / "index", kind=KIND, writable=True) as store, store.begin() as tx:
         about = json.loads(store.get("index"))
@@ -440,7 +440,7 @@ def test_indexes_of_the_versions_before_open_and_take_lists(tmp_path, version):
 @pytest.mark.parametrize("segment", ["p0-a-tags", "p0-a-tags-items", "p0-a-tags-items-words"])
 def test_a_damaged_page_is_found(tmp_path, segment):
     ZoomIndex.build(
-        tmp_path / "index", np.eye(8, dtype="f4"), attributes={"tags": [["a", "b"]] * 8}, dram="2MiB"
+        tmp_path / "index", np.eye(8, dtype="f4"), attributes={"tags": [["a", "b"]] * 8}, dram="3MiB"
     ).close()
     (path,) = (tmp_path / "index" / "segments").glob(f"{segment}.*")
     raw = bytearray(path.read_bytes())
@@ -452,7 +452,7 @@ def test_a_damaged_page_is_found(tmp_path, segment):
 
 def test_starts_that_lie_are_refused(tmp_path):
     ZoomIndex.build(
-        tmp_path / "index", np.eye(8, dtype="f4"), attributes={"tags": [["a", "b"]] * 8}, dram="2MiB"
+        tmp_path / "index", np.eye(8, dtype="f4"), attributes={"tags": [["a", "b"]] * 8}, dram="3MiB"
     ).close()
     (path,) = (tmp_path / "index" / "segments").glob("p0-a-tags.*")
     raw = np.frombuffer(path.read_bytes(), "<i8").copy()
