@@ -24,7 +24,8 @@ from memhier.io.reader import Reader
 __all__ = ["try_efforts"]
 
 _BLOCK = 64  # queries searched together, which bounds the DRAM
-_MANY = 10  # neighbours of a query, beyond which a quarter of the queries tells enough
+_MANY = 10  # neighbours of a query, beyond which a quarter of the queries tells enough,
+_LEAST = 64  # if that is no fewer than these
 _ATTEMPTS = 2  # at a step between two
 _SAFE = 0.1  # of the way between two efforts, beyond the place where their losses suggest the loss allowed
 _CLOSE = 0.002  # below the loss allowed, where no better step is looked for
@@ -58,7 +59,7 @@ class _Trials:
     def __init__(self, state: IndexSnapshot, reader: Reader, truth: NeighbourTruth, queries: Floats, k: int) -> None:
         has_all = np.flatnonzero(truth.found[:, k - 1] >= 0)
         if k > _MANY:
-            has_all = has_all[::4]
+            has_all = has_all[:: min(4, max(1, len(has_all) // _LEAST))]
         self._k, self._queries = k, queries[has_all]
         furthest = truth.distances[has_all, k - 1]
         slack = _ROUNDING * (np.abs(furthest) + np.square(truth.queries[has_all]).sum(axis=1))
@@ -91,8 +92,10 @@ def _least_efforts(trials: _Trials, steps: Steps) -> Steps:
     count, at = len(trials), 0
     for number, (recall, _, _) in enumerate(steps):
         allowed = ((1 - recall) * (count + 1) - 1) / max(1, count)
-        if allowed < 0:  # these queries are too few to tell
-            return least + steps[number:]
+        if allowed < 0:  # these queries are too few to tell; steps before `at` lose too much even for lower recalls
+            at = max(at, number)
+            least.append((recall, *steps[at][1:]))
+            continue
         while at < len(steps) and trials.of(steps[at][1]).loss > allowed:
             at += 1
         if at == len(steps):
@@ -101,7 +104,15 @@ def _least_efforts(trials: _Trials, steps: Steps) -> Steps:
         if at > 0:
             effort = _between(trials, steps[at - 1][1], effort, allowed)
         least.append((recall, effort, trials.of(effort).pages))
+    for number in reversed(range(len(least) - 1)):
+        if _parts(least[number][1]) > _parts(least[number + 1][1]):  # that is enough for the lower recall as well
+            least[number] = (least[number][0], *least[number + 1][1:])
     return least
+
+
+def _parts(effort: Effort) -> tuple[float, ...]:
+    """Return the parts of an effort that grow along a ladder."""
+    return effort.nprobe, effort.least, effort.gap, effort.eps, effort.usual, effort.most or 0
 
 
 def _between(trials: _Trials, few: Effort, enough: Effort, allowed: float) -> Effort:
