@@ -487,6 +487,22 @@ def test_postings_that_lie_are_refused_or_find_other_rows(tmp_path):
     assert refused > 2
 
 
+@pytest.mark.parametrize("number", ["first row", "records"])
+def test_blocks_of_postings_that_begin_at_odd_places_are_refused(tmp_path, number):
+    tags = [[row % 3] for row in range(1500)]
+    ZoomIndex.build(
+        tmp_path / "index", np.eye(1500, 4, dtype="f4") + 1, attributes={"tags": tags}, dram="4MiB"
+    ).close()  # fmt: skip
+    (path,) = (tmp_path / "index" / "segments").glob("p0-a-tags-items-sets.*")
+    raw = np.frombuffer(path.read_bytes(), "<i8").copy()
+    blocks = np.flatnonzero(raw)[-1]  # their number, behind the block
+    raw[blocks - (3 if number == "first row" else 2)] += 1
+    path.write_bytes(raw.tobytes())
+    refused = pytest.raises(CorruptionError, match="tags-items-sets")
+    with ZoomIndex.open(tmp_path / "index", verify="off") as index, refused:
+        index.search(np.ones(4), 3, where="tags contains 1")
+
+
 @pytest.mark.parametrize("block", [7, 500, 1 << 20])
 def test_postings_of_many_blocks_find_what_a_scan_finds(parts, monkeypatch, block):
     """Skewed items, long and short lists, repeated items; the DRAM of a filter ample and scant."""

@@ -130,6 +130,7 @@ class Postings:
         blocks = self._reader.read(self._handle, [self._end - size], size).view(_BLOCK)[0] if size else _NO_BLOCKS
         counts = blocks["count"]
         fits = (counts >= 0) & (counts <= self._end // self._record.itemsize) & (blocks["first"] >= 0)
+        fits &= (blocks["first"] % 64 == 0) & (blocks["records"] % 8 == 0)  # no number of a row crosses a page
         pages = int((-(-counts // _PAGE_RECORDS)).sum()) if fits.all() else 0
         heads_at = self._end - size - 8 * pages
         fits &= (blocks["records"] >= 0) & (blocks["records"] <= heads_at - counts * self._record.itemsize)

@@ -213,8 +213,8 @@ struct PostingRequest {
     for (std::size_t i = 0; i < blocks.size(); ++i) {
       const std::int64_t count = blocks[i].count;
       require(count >= 0 && count < std::numeric_limits<std::uint32_t>::max() && blocks[i].first >= 0 &&
-                  blocks[i].records >= 0 && blocks[i].records <= end,
-              "blocks: rows are counted from 0, records lie in the file");
+                  blocks[i].records >= 0 && blocks[i].records <= end && blocks[i].records % 2 == 0,
+              "blocks: rows are counted from 0, records lie in the file at even places");
       pages += (static_cast<std::size_t>(count) + kPageRecords - 1) / kPageRecords;
     }
     require(heads.bytes() == 8 * pages && items.bytes() % 8 == 0, "heads, items: 8 bytes each");
