@@ -1,6 +1,7 @@
 """Tuning by searches for the user's queries: the least effort that keeps each recall, and no less."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from memhier.ann import ZoomIndex
 from memhier.benchmarks.exact import exact_neighbours, recall_at_k
 from memhier.benchmarks.workloads.search.ood import pictures_and_texts
+from memhier.errors import CorruptionError
 from memhier.store.store import Store
 
 LEARNED = 512
@@ -114,3 +116,19 @@ def test_few_queries_declare_what_they_can_tell(tmp_path):
             with_all = index.search(queries, k, recall=0.99)
             assert not with_all.stats["calibrated"]
             assert recall_at_k(with_all.distances, exact_neighbours(base, queries, k, "ip")[1]) >= 0.985
+
+
+def test_efforts_tried_for_a_number_that_was_not_measured_are_refused(unlike, tmp_path):
+    _, queries, path = unlike
+    shutil.copytree(path, tmp_path / "index")
+    with Store.open(tmp_path / "index", "zoom-index", writable=True) as store, store.begin() as tx:
+        about = json.loads(store.get("index") or "")
+        tried = about["calibration"]["tried"]
+        tried["7"] = tried["10"][:1]
+        tx.put("index", json.dumps(about).encode())
+        tx.commit()
+    with (
+        pytest.raises(CorruptionError, match="other numbers of neighbours"),
+        ZoomIndex.open(tmp_path / "index") as index,
+    ):
+        index.search(queries, 7)

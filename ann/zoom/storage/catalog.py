@@ -184,7 +184,8 @@ class Description:
             raise CorruptionError(f"{where}: attributes and documents of one name")
         if found.on_ssd and found.coding != "rabitq":
             raise CorruptionError(f"{where}: codes of preview='pq' on SSD")
-        if found.calibration.efforts.keys() != found.calibration.reached.keys():
+        known = found.calibration.efforts.keys()
+        if known != found.calibration.reached.keys() or not found.calibration.tried.keys() <= known:
             raise CorruptionError(f"{where}: efforts and recalls are of other numbers of neighbours")
         return found
 
