@@ -181,6 +181,8 @@ def test_errors_name_the_argument(built):
         decoder.topk(hidden, 601)
     with pytest.raises(ValueError, match="temperature=0"):
         decoder.sample(hidden, temperature=0)
+    with pytest.raises(ValueError, match="temperature=1e-40: expected above 0, at least 1e-30"):
+        decoder.sample(hidden, temperature=1e-40)
     with pytest.raises(ValueError, match="top_k=0: expected 1 to 600 words; None for all"):
         decoder.sample(hidden, top_k=0)
     with pytest.raises(TypeError, match=r"contexts: expected a tensor of floats, got an array of float32; torch\.from"):
