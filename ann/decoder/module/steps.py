@@ -34,6 +34,7 @@ _BY_WORD = frozenset(
     )
 ) | {"ExponentialDecayLengthPenalty"}  # fmt: skip
 _RULING = "PrefixConstrainedLogitsProcessor"  # rules words out and asks the user's function: once a step
+_FORCING = ("ForcedBOSTokenLogitsProcessor", "ForcedEOSTokenLogitsProcessor")
 _TRUNCATIONS = {
     "TemperatureLogitsWarper": ("temperature", "temperature"), "TopKLogitsWarper": ("top_k", "top_k"),
     "TopPLogitsWarper": ("top_p", "top_p"), "MinPLogitsWarper": ("min_p", "min_p"),
@@ -119,10 +120,11 @@ class StepScores:
 
     def __init__(self, head: Accelerated, need: Need, processors: Any, steps: Steps) -> None:
         self._head, self._need, self._processors, self._steps = head, need, processors, steps
-        weight = head.head.weight
-        self._dtype = weight.dtype
-        name = str(weight.dtype).removeprefix("torch.")
-        self._rounding = ROUNDING[name]
+        self._dtype = head.head.weight.dtype
+
+    @property
+    def _rounding(self) -> float:
+        return ROUNDING[str(self._dtype).removeprefix("torch.")]
 
     @torch.no_grad()
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
@@ -161,10 +163,12 @@ class StepScores:
         """Return the words that processors change, and those that they rule out, bool ``[n, V]`` each."""
         changed, out = torch.zeros(rows, words, dtype=torch.bool), torch.zeros(rows, words, dtype=torch.bool)
         for each in self._steps.by_word:
-            same = torch.full((rows, words), _SAME)
+            same = torch.full((rows, words), _SAME, dtype=torch.float32)
             scores = each(input_ids, same.clone())
             changed |= scores != same
-            out |= scores < _OUT
+            ruled = scores < _OUT
+            # A forced word comes back, whatever the processors before it have ruled out.
+            out = ruled if type(each).__name__ in _FORCING and ruled.any() else out | ruled
         return (changed & ~out).numpy(), out.numpy()
 
     def _known(
@@ -175,7 +179,7 @@ class StepScores:
         logits = np.full(words.shape, -np.inf)
         if rules.shape[1]:
             exact = self._finish(self._head.decoder.index.logits_of(states, np.maximum(rules, 0)))
-            dense = torch.full(changed.shape, _SAME)
+            dense = torch.full(changed.shape, _SAME, dtype=torch.float32)
             state, column = np.nonzero(rules >= 0)
             dense[state, rules[state, column]] = torch.from_numpy(exact[state, column]).float()
             for each in self._steps.by_word:
@@ -222,7 +226,7 @@ class StepScores:
     def _in_full(self, input_ids: Tensor, states: Floats, rows: npt.NDArray[np.bool_] | None = None) -> Doubles:
         """Return the scores of all words as the processors leave them; zero logits for other rows."""
         some = np.ones(len(states), bool) if rows is None else rows
-        scores = torch.zeros(len(states), self._head.head.weight.shape[0])
+        scores = torch.zeros(len(states), self._head.head.weight.shape[0], dtype=torch.float32)
         scores[torch.from_numpy(some)] = torch.from_numpy(self._all(states[some]))
         for each in self._steps.by_word:
             scores = each(input_ids, scores)
