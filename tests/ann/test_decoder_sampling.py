@@ -1,5 +1,7 @@
 """Words drawn without the full product: chi-square and total variation against the full softmax; truncations."""
 
+import copy
+
 import numpy as np
 import pytest
 
@@ -169,6 +171,28 @@ def test_rows_on_ssd_are_drawn_as_well(tmp_path):
     sampler = Sampler(Layer(index, index.logits), Truncation(top_p=0.8), torch.Generator().manual_seed(0))
     drawn = sampler(np.repeat(states[300:301], 200, 0))
     check_distribution(drawn, shares_of(logits, Truncation(top_p=0.8))[0])
+
+
+def test_a_warning_of_unlike_states_names_the_users_call():
+    weight, bias, states = make_layer()
+    index = LogitIndex.build(weight, bias, contexts=states[:300], method="preview")
+    for ask in (lambda module: module.sample, lambda module: module.topk):
+        module = TopKSoftmax(copy.copy(index), None, None)
+        with pytest.warns(UserWarning, match="hidden states are unlike") as caught:
+            ask(module)(torch.from_numpy(100 * states[:32]))
+        assert caught[0].filename == __file__
+
+
+def test_bounds_of_all_words_count_as_memory_and_stay_for_the_next_call():
+    if backend.core is None:
+        pytest.skip("needs the compiled core")
+    weight, bias, states = make_layer(40_000, 8)
+    index = LogitIndex.build(weight, bias, contexts=states[:300], method="preview")
+    index.topk(states[:4])
+    before = index.memory_bytes
+    for _ in range(3):
+        index.envelope(states[:4], 5, np.full((4, 2), 0.5))
+        assert 16 * 40_000 <= index.memory_bytes - before <= 17 * 40_000
 
 
 def test_no_states_have_an_empty_envelope(tmp_path):
