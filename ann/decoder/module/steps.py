@@ -211,9 +211,7 @@ class StepScores:
         scores[words < 0] = -np.inf
         order = np.argsort(-scores, axis=1)[:, :2]
         best = np.take_along_axis(scores, order, 1)
-        norms = np.linalg.norm(states.astype(np.float64), axis=1) * float(
-            self._head.head.weight.float().norm(dim=1).max()
-        )
+        norms = np.linalg.norm(states.astype(np.float64), axis=1) * layer.index.largest_norm
         doubt = 2 * layer.shape.inverse * norm_rounding(states.shape[1]) * norms
         doubt += 4 * (self._rounding + BIAS_ROUNDING) * np.abs(best[:, 0])
         sure = best[:, 0] - np.maximum(best[:, 1], found.cut * layer.shape.inverse) > doubt
