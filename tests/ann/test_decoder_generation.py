@@ -109,6 +109,9 @@ RAISING = [
     # A word forced at the end though processors before it rule it out.
     {"prefix_allowed_tokens_fn": some_words, "forced_eos_token_id": 2},
     {"sequence_bias": {(7,): 4.0}, "min_new_tokens": 8, "eos_token_id": 2, "forced_eos_token_id": 2},
+    # One text, then each, has no word left.
+    {"prefix_allowed_tokens_fn": lambda batch, _: [5] if batch == 1 else [5, 9, 17], "bad_words_ids": [[5]]},
+    {"prefix_allowed_tokens_fn": lambda *_: [5, 9], "suppress_tokens": [5, 9]},
 ]  # fmt: skip
 DRAWN = [
     {"top_k": 0}, {"top_k": 0, "temperature": 2.0}, {"top_k": 0, "top_p": 0.8}, {"top_k": 0, "min_p": 0.1},

@@ -131,17 +131,26 @@ class StepScores:
         """Return scores as the processors do, or those of one word each."""
         hidden, self._need.hidden = self._need.hidden, None
         if hidden is None:
-            found: Tensor = self._processors(input_ids, scores)
-            return found
+            return self._processed(input_ids, scores)
         if len(hidden) != len(scores):
             raise RuntimeError(f"{len(scores)} texts, but the output layer saw {len(hidden)} hidden states")
-        words = self._words(input_ids, hidden, scores.shape[1])
+        states = hidden.float().numpy()
+        changed, out = self._touched(input_ids, len(hidden), scores.shape[1])
+        if out.all(1).any():  # the model's own processors decide for a text without a word
+            self._head.count(len(hidden), "no word left")
+            return self._processed(input_ids, torch.from_numpy(self._all(states)))
+        words = self._words(input_ids, states, changed, out)
         chosen = torch.full(scores.shape, -torch.inf, dtype=scores.dtype)
         return chosen.scatter_(1, torch.from_numpy(words)[:, None], 0.0)
 
-    def _words(self, input_ids: Tensor, hidden: Tensor, words: int) -> Ints:
-        changed, out = self._touched(input_ids, len(hidden), words)
-        states = hidden.float().numpy()
+    def _processed(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        found: Tensor = self._processors(input_ids, scores)
+        return found
+
+    def _words(
+        self, input_ids: Tensor, states: Floats, changed: npt.NDArray[np.bool_], out: npt.NDArray[np.bool_]
+    ) -> Ints:
+        words = out.shape[1]
         rule, most = self._steps.rule, int((changed | out).sum(1).max())
         if most <= min(_LISTED, words // 4):
             known = self._known(input_ids, states, changed, out)
