@@ -203,6 +203,11 @@ class LogitIndex:
         return self._settings
 
     @property
+    def largest_norm(self) -> float:
+        """An upper bound of the norms of all rows."""
+        return float(self._engine.codes.norms.max())
+
+    @property
     def memory_bytes(self) -> int:
         """DRAM held besides a layer that the caller shares, in bytes; an opened or copied layer counts."""
         return self._engine.memory_bytes
@@ -317,7 +322,7 @@ class LogitIndex:
         exact = self._full(again, found.values.shape[1], None if among is None else among.of(numbers))
         values = np.where(exact.indices >= 0, exact.values, 0)
         largest, norms = np.abs(values).max(1), np.linalg.norm(again, axis=1)
-        slack = 1e-5 * np.maximum(1, largest) + 1e-6 * float(self._engine.codes.norms.max()) * norms
+        slack = 1e-5 * np.maximum(1, largest) + 1e-6 * self.largest_norm * norms
         self._audit.note(TopK(found.values[numbers], found.indices[numbers]), exact, slack)
 
     def logits(self, hidden: npt.ArrayLike) -> Floats:

@@ -106,6 +106,12 @@ RAISING = [
     {"min_new_tokens": 4, "eos_token_id": [2, 50, 51]}, {"remove_invalid_values": True, "renormalize_logits": True},
     {"begin_suppress_tokens": list(range(3, 90))}, {"encoder_repetition_penalty": 1.5}, {"forced_bos_token_id": 1},
     {"encoder_no_repeat_ngram_size": 2},
+    # A word forced at the end though processors before it rule it out.
+    {"prefix_allowed_tokens_fn": some_words, "forced_eos_token_id": 2},
+    {"sequence_bias": {(7,): 4.0}, "min_new_tokens": 8, "eos_token_id": 2, "forced_eos_token_id": 2},
+    # One text, then each, has no word left.
+    {"prefix_allowed_tokens_fn": lambda batch, _: [5] if batch == 1 else [5, 9, 17], "bad_words_ids": [[5]]},
+    {"prefix_allowed_tokens_fn": lambda *_: [5, 9], "suppress_tokens": [5, 9]},
 ]  # fmt: skip
 DRAWN = [
     {"top_k": 0}, {"top_k": 0, "temperature": 2.0}, {"top_k": 0, "top_p": 0.8}, {"top_k": 0, "min_p": 0.1},
@@ -185,6 +191,32 @@ def test_models_that_cap_or_scale_logits_take_the_full_layer_only_where_it_is_co
     assert grown <= {"undecided", "not proven"}
     assert head.change is not None
     assert (head.change.shape != (0.0, 1.0)) == (type(model).__name__.lower().startswith(CHANGED))
+
+
+def test_a_forced_word_that_is_ruled_out_is_drawn(pair):
+    _, fast = pair
+    forced = {"eos_token_id": 2, "forced_eos_token_id": 2, "min_new_tokens": 3, "max_new_tokens": 3}
+    assert (written(fast, text(3, 6), do_sample=True, top_k=0, **forced)[:, -1] == 2).all()
+
+
+def test_the_dtype_of_the_process_does_not_round_logits(pair):
+    model, fast = pair
+    penalty = {"repetition_penalty": 0.7}
+    right = written(model, text(3, 6), **penalty)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        found = written(fast, text(3, 6), **penalty)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(found, right)
+
+
+def test_a_model_in_double_precision_is_refused_in_words(pair):
+    _, fast = pair
+    double = copy.deepcopy(fast).double()
+    for options in ({}, {"do_sample": True, "top_k": 0}):
+        with pytest.raises(TypeError, match=r"expected weights of float32, float16 or bfloat16, got torch\.float64"):
+            written(double, text(2, 6), **options)
 
 
 def test_processors_that_are_not_understood_see_all_logits(pair):

@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import pickle
 
 import pytest
 
@@ -365,13 +366,30 @@ def test_weights_that_a_state_dict_puts_in_their_place_are_taken(trained, model,
 
 def test_undo_gives_generate_back(model):
     accelerate(model, k=10, method="preview")
-    assert model.generate.__func__ is not type(model).generate
+    assert "generate" in vars(model)
     undo(model)
     assert model.generate.__func__ is type(model).generate
     accelerate(model, k=10, method="preview")
     # A layer that the user puts in its place stays.
     model.set_output_embeddings(model.get_output_embeddings().head)
     assert generate(model, do_sample=False).shape == (4, 26)
+
+
+def test_a_pickled_model_stays_accelerated(model):
+    accelerate(model, k=60, method="preview")
+    bias = {"sequence_bias": {(5,): 3.0}}
+    right = [generate(model, do_sample=False, **options) for options in ({}, bias)]
+    again = pickle.loads(pickle.dumps(model))
+    before = again.get_output_embeddings().calls
+    for options, text in zip(({}, bias), right, strict=True):
+        torch.testing.assert_close(generate(again, do_sample=False, **options), text)
+    stats = again.get_output_embeddings().stats()
+    assert stats["calls"] > before
+    assert stats["full_layer"] == model.get_output_embeddings().stats()["full_layer"]
+    assert model.generate.args[0] is model
+    assert again.generate.args[0] is again
+    undo(again)
+    assert not {"generate", "_get_logits_processor"} & set(vars(again))
 
 
 def test_a_generate_of_the_users_own_stays(model):

@@ -13,6 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 torch.set_num_threads(1)
 
+from memhier import backend  # noqa: E402
 from memhier.ann import LogitIndex, SparseLogits, TopKSoftmax  # noqa: E402
 from memhier.ann.decoder.calibration.cost import full_costs_less  # noqa: E402
 
@@ -181,6 +182,8 @@ def test_errors_name_the_argument(built):
         decoder.topk(hidden, 601)
     with pytest.raises(ValueError, match="temperature=0"):
         decoder.sample(hidden, temperature=0)
+    with pytest.raises(ValueError, match="temperature=1e-40: expected above 0, at least 1e-30"):
+        decoder.sample(hidden, temperature=1e-40)
     with pytest.raises(ValueError, match="top_k=0: expected 1 to 600 words; None for all"):
         decoder.sample(hidden, top_k=0)
     with pytest.raises(TypeError, match=r"contexts: expected a tensor of floats, got an array of float32; torch\.from"):
@@ -396,7 +399,7 @@ def test_gradients_that_cannot_be_given_are_refused(tmp_path):
     head, hidden = make_head(4000, 256)
     decoder = TopKSoftmax.from_linear(head.requires_grad_(False), k=5, contexts=hidden[:300], method="preview")
     decoder.save(tmp_path / "decoder")
-    stored = TopKSoftmax.open(tmp_path / "decoder", dram="4MB")
+    stored = TopKSoftmax.open(tmp_path / "decoder", dram=4_000_000 if backend.core else 10_500_000)
     assert stored.index.layer is None
     with pytest.raises(RuntimeError, match="its rows lie on SSD; call the layer itself, or the decoder under"):
         stored(hidden[300:].clone().requires_grad_())

@@ -116,6 +116,7 @@ def test_the_least_budget_holds_for_every_call(tmp_path, dtype):
             partial(stored.distribution, queries),
             partial(stored.log_prob, queries, targets),
             partial(stored.log_prob, queries, targets, exact=True),
+            partial(stored.envelope, queries[:8], 5, np.full((8, 3), 0.5)),
         ):
             ask()
             assert stored.memory_bytes <= least

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from memhier.ann.decoder.calibration.audit import PrecisionAudit
 from memhier.ann.decoder.coding.projection import Projection
 from memhier.ann.decoder.layer import Floats
+from memhier.callers import user_stacklevel
 
 __all__ = ["Familiarity", "Ranges", "ranges_of"]
 
@@ -71,7 +72,7 @@ class Familiarity:
 
         Returns whether many of the checked ones are.
 
-        The warning names the caller of the public method that calls this.
+        The warning names the user's call.
         """
         self._calls += 1
         if not len(self._ranges) or not len(hidden) or (self.checked >= _FIRST and self._calls % _EVERY):
@@ -87,7 +88,7 @@ class Familiarity:
                 f"{self._recent_unlike} of {self._recent} hidden states are unlike the contexts that this decoder was "
                 "built from, so its answers may be slow and below the declared precision: build it again with "
                 f"contexts= of the model and texts in use (accelerate: input_ids=){told and f'; {told}'}",
-                stacklevel=3,
+                stacklevel=user_stacklevel(),
             )
         if self._recent > _REMEMBERED:
             self._recent, self._recent_unlike = self._recent // 2, self._recent_unlike // 2

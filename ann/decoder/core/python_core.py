@@ -288,9 +288,9 @@ def allow_words(*, allowed: Any, words: int, ends: Ints | None, bits: npt.NDArra
         mask = allowed.reshape(len(counts), words)
     else:
         octets = np.ascontiguousarray(allowed).astype("<i4", copy=False).view(np.uint8)
-        octets = octets.reshape(len(counts), -1)
+        octets = octets.reshape(len(counts), -(-words // 32) * 4)
         mask = np.unpackbits(octets, axis=1, bitorder="little", count=words).view(np.bool_)
-    packed = bits.view(np.uint8).reshape(len(counts), -1)
+    packed = bits.view(np.uint8)
     packed[:, : -(-words // 8)] = np.packbits(mask, axis=1, bitorder="little")
     counts[:] = np.count_nonzero(mask, axis=1)
     empty = np.flatnonzero(counts == 0)

@@ -75,7 +75,7 @@ class StoredEngine:
         bad, found = ask_core(self._core, hidden, limit, uniforms, shape, out)
         if bad >= 0:
             check_finite(hidden[: bad + 1])
-        step = len(self._parts(hidden, None, limit + uniforms.shape[1])[0][0])
+        step = self.rows.states_at_once(limit + uniforms.shape[1])
         for start in range(0, len(hidden), step):
             part = slice(start, start + step)
             for logits, rows in ((found.logits, found.rows), (found.drawn_logits, found.drawn)):

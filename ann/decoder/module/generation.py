@@ -144,7 +144,8 @@ def _writes_as_usual(model: Any) -> bool:
 
 
 def _is_ours(method: Any) -> bool:
-    return method is None or str(getattr(method, "__module__", "")).startswith("memhier.")
+    function = getattr(method, "func", None)
+    return method is None or str(getattr(function, "__module__", "")).startswith("memhier.")
 
 
 def _unknown_argument(call: dict[str, Any]) -> str | None:

@@ -11,7 +11,7 @@ import copy
 import warnings
 from collections import Counter
 from collections.abc import Callable
-from types import MethodType
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -318,8 +318,9 @@ def accelerate(
     replacement.train(model.training)
     _settable(model).set_output_embeddings(replacement)
     if hasattr(model, "generate") and "generate" not in model.__dict__:  # one of the caller's own stays
-        _settable(model).generate = MethodType(generate, model)
-        setattr(model, _PROCESSORS, MethodType(processors_of, model))
+        # Not bound methods, which pickle looks for by name in the model's class.
+        _settable(model).generate = partial(generate, model)
+        setattr(model, _PROCESSORS, partial(processors_of, model))
     return model
 
 
@@ -390,7 +391,7 @@ def undo(model: Model) -> Model:
         raise ValueError("model: not accelerated, so there is nothing to undo")
     _settable(model).set_output_embeddings(head.head)
     for name, own in (("generate", generate), (_PROCESSORS, processors_of)):
-        if getattr(model.__dict__.get(name), "__func__", None) is own:
+        if getattr(model.__dict__.get(name), "func", None) is own:
             del model.__dict__[name]
     return model
 

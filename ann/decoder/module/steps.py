@@ -34,6 +34,7 @@ _BY_WORD = frozenset(
     )
 ) | {"ExponentialDecayLengthPenalty"}  # fmt: skip
 _RULING = "PrefixConstrainedLogitsProcessor"  # rules words out and asks the user's function: once a step
+_FORCING = ("ForcedBOSTokenLogitsProcessor", "ForcedEOSTokenLogitsProcessor")
 _TRUNCATIONS = {
     "TemperatureLogitsWarper": ("temperature", "temperature"), "TopKLogitsWarper": ("top_k", "top_k"),
     "TopPLogitsWarper": ("top_p", "top_p"), "MinPLogitsWarper": ("min_p", "min_p"),
@@ -119,27 +120,37 @@ class StepScores:
 
     def __init__(self, head: Accelerated, need: Need, processors: Any, steps: Steps) -> None:
         self._head, self._need, self._processors, self._steps = head, need, processors, steps
-        weight = head.head.weight
-        self._dtype = weight.dtype
-        name = str(weight.dtype).removeprefix("torch.")
-        self._rounding = ROUNDING[name]
+        self._dtype = head.head.weight.dtype
+
+    @property
+    def _rounding(self) -> float:
+        return ROUNDING[str(self._dtype).removeprefix("torch.")]
 
     @torch.no_grad()
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Return scores as the processors do, or those of one word each."""
         hidden, self._need.hidden = self._need.hidden, None
         if hidden is None:
-            found: Tensor = self._processors(input_ids, scores)
-            return found
+            return self._processed(input_ids, scores)
         if len(hidden) != len(scores):
             raise RuntimeError(f"{len(scores)} texts, but the output layer saw {len(hidden)} hidden states")
-        words = self._words(input_ids, hidden, scores.shape[1])
+        states = hidden.float().numpy()
+        changed, out = self._touched(input_ids, len(hidden), scores.shape[1])
+        if out.all(1).any():  # the model's own processors decide for a text without a word
+            self._head.count(len(hidden), "no word left")
+            return self._processed(input_ids, torch.from_numpy(self._all(states)))
+        words = self._words(input_ids, states, changed, out)
         chosen = torch.full(scores.shape, -torch.inf, dtype=scores.dtype)
         return chosen.scatter_(1, torch.from_numpy(words)[:, None], 0.0)
 
-    def _words(self, input_ids: Tensor, hidden: Tensor, words: int) -> Ints:
-        changed, out = self._touched(input_ids, len(hidden), words)
-        states = hidden.float().numpy()
+    def _processed(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        found: Tensor = self._processors(input_ids, scores)
+        return found
+
+    def _words(
+        self, input_ids: Tensor, states: Floats, changed: npt.NDArray[np.bool_], out: npt.NDArray[np.bool_]
+    ) -> Ints:
+        words = out.shape[1]
         rule, most = self._steps.rule, int((changed | out).sum(1).max())
         if most <= min(_LISTED, words // 4):
             known = self._known(input_ids, states, changed, out)
@@ -161,10 +172,12 @@ class StepScores:
         """Return the words that processors change, and those that they rule out, bool ``[n, V]`` each."""
         changed, out = torch.zeros(rows, words, dtype=torch.bool), torch.zeros(rows, words, dtype=torch.bool)
         for each in self._steps.by_word:
-            same = torch.full((rows, words), _SAME)
+            same = torch.full((rows, words), _SAME, dtype=torch.float32)
             scores = each(input_ids, same.clone())
             changed |= scores != same
-            out |= scores < _OUT
+            ruled = scores < _OUT
+            # A forced word comes back, whatever the processors before it have ruled out.
+            out = ruled if type(each).__name__ in _FORCING and ruled.any() else out | ruled
         return (changed & ~out).numpy(), out.numpy()
 
     def _known(
@@ -175,7 +188,7 @@ class StepScores:
         logits = np.full(words.shape, -np.inf)
         if rules.shape[1]:
             exact = self._finish(self._head.decoder.index.logits_of(states, np.maximum(rules, 0)))
-            dense = torch.full(changed.shape, _SAME)
+            dense = torch.full(changed.shape, _SAME, dtype=torch.float32)
             state, column = np.nonzero(rules >= 0)
             dense[state, rules[state, column]] = torch.from_numpy(exact[state, column]).float()
             for each in self._steps.by_word:
@@ -207,9 +220,7 @@ class StepScores:
         scores[words < 0] = -np.inf
         order = np.argsort(-scores, axis=1)[:, :2]
         best = np.take_along_axis(scores, order, 1)
-        norms = np.linalg.norm(states.astype(np.float64), axis=1) * float(
-            self._head.head.weight.float().norm(dim=1).max()
-        )
+        norms = np.linalg.norm(states.astype(np.float64), axis=1) * layer.index.largest_norm
         doubt = 2 * layer.shape.inverse * norm_rounding(states.shape[1]) * norms
         doubt += 4 * (self._rounding + BIAS_ROUNDING) * np.abs(best[:, 0])
         sure = best[:, 0] - np.maximum(best[:, 1], found.cut * layer.shape.inverse) > doubt
@@ -222,7 +233,7 @@ class StepScores:
     def _in_full(self, input_ids: Tensor, states: Floats, rows: npt.NDArray[np.bool_] | None = None) -> Doubles:
         """Return the scores of all words as the processors leave them; zero logits for other rows."""
         some = np.ones(len(states), bool) if rows is None else rows
-        scores = torch.zeros(len(states), self._head.head.weight.shape[0])
+        scores = torch.zeros(len(states), self._head.head.weight.shape[0], dtype=torch.float32)
         scores[torch.from_numpy(some)] = torch.from_numpy(self._all(states[some]))
         for each in self._steps.by_word:
             scores = each(input_ids, scores)

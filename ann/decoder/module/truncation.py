@@ -10,6 +10,7 @@ from memhier.ann.decoder.layer import Ints
 
 __all__ = ["Truncation", "drawn_of", "shares_of"]
 
+_COLDEST = 1e-30  # a temperature whose inverse single precision holds
 _SORTED = (512, 4096)  # words to sort before all are sorted
 
 Doubles: TypeAlias = npt.NDArray[np.float64]
@@ -47,9 +48,10 @@ class Truncation:
     eta_cutoff: float | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.temperature < np.inf:
+        if not _COLDEST <= self.temperature < np.inf:
             raise ValueError(
-                f"temperature={self.temperature!r}: expected above 0; for the likeliest word, topk(hidden, 1)"
+                f"temperature={self.temperature!r}: expected above 0, at least {_COLDEST}, and finite; for the "
+                "likeliest word, topk(hidden, 1)"
             )
         for name in ("top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff"):
             value = getattr(self, name)

@@ -215,6 +215,9 @@ std::size_t DecoderCore::keep(std::size_t count, std::size_t limit) {
   std::size_t bytes = sizeof(Workspace) + Survivors::planned_bytes(limit) +
                       2 * limit * (2 * sizeof(Logit)) +  // they grow one by one
                       BlockScan::kQueries * (CodedQuery::planned_bytes(projection_) + Largest::planned_bytes(limit));
+  // Without all directions there are no bounds.
+  if (blocks_.has_value() && projection_.turned >= projection_.dimension)
+    bytes += BlockScan::kQueries * Envelope::planned_bytes(rows_);
   if (seeds_.groups > 0) bytes += Walker::planned_bytes(rows_, seeds_, limit);
   spaces_.keep(count, bytes);
   return count * bytes;
@@ -410,7 +413,6 @@ std::int64_t DecoderCore::envelope(const States& hidden, std::tuple<float, float
     if (!are_within(state + q * dimension, dimension, kLargestState)) return static_cast<std::int64_t>(q);
   Workspaces::Lease lease(spaces_);
   Workspace& space = *lease;
-  Envelope envelopes[BlockScan::kQueries];
   // In the order of the candidates.
   const auto score = [&](const float* one, std::vector<Logit>& candidates) {
     space.scored.clear();
@@ -426,23 +428,23 @@ std::int64_t DecoderCore::envelope(const States& hidden, std::tuple<float, float
       space.queries[q].assign(projection_, state + (first + q) * dimension, blocks_->width, true);
       queries[q] = &space.queries[q];
     }
-    Envelope::bound(*blocks_, rows_, {queries, some}, {envelopes, some});
+    Envelope::bound(*blocks_, rows_, {queries, some}, {space.envelopes, some});
     for (std::size_t q = 0; q < some; ++q) {
       const std::size_t at = first + q;
       const float* one = state + at * dimension;
-      envelopes[q].close({out ? out->data() + at * outs : nullptr, outs}, limit, change, space.largest[0]);
+      space.envelopes[q].close({out ? out->data() + at * outs : nullptr, outs}, limit, change, space.largest[0]);
       std::vector<Logit>& head = space.largest[0].finish();
       score(one, head);
       for (std::size_t i = 0; i < limit; ++i) {
         rows[at * limit + i] = i < head.size() ? static_cast<std::int64_t>(head[i].row) : -1;
         logits[at * limit + i] = i < head.size() ? space.scored[i].key : -kInfinity;
       }
-      ends[2 * at] = envelopes[q].largest();
-      ends[2 * at + 1] = envelopes[q].log_sum();
+      ends[2 * at] = space.envelopes[q].largest();
+      ends[2 * at + 1] = space.envelopes[q].log_sum();
       const bool some_left = ends[2 * at] > -kInfinity;
       space.candidates.clear();
       for (std::size_t i = 0; some_left && i < draws; ++i)
-        space.candidates.push_back(envelopes[q].draw(uniforms.data()[at * draws + i]));
+        space.candidates.push_back(space.envelopes[q].draw(uniforms.data()[at * draws + i]));
       score(one, space.candidates);
       for (std::size_t i = 0; i < draws; ++i) {
         drawn[at * draws + i] = some_left ? static_cast<std::int64_t>(space.candidates[i].row) : -1;

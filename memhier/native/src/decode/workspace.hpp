@@ -12,6 +12,7 @@
 #include "decode/scan.hpp"
 #include "decode/survivors.hpp"
 #include "decode/walk.hpp"
+#include "draw/envelope.hpp"
 
 namespace memhier {
 
@@ -23,12 +24,14 @@ struct Workspace {
   Walker walker;
   std::vector<Logit> candidates, scored;
   Survivors survivors;
+  Envelope envelopes[BlockScan::kQueries];
 
   std::size_t bytes() const {
     std::size_t sum = sizeof(Workspace) + walker.bytes() + (candidates.capacity() + scored.capacity()) * sizeof(Logit) +
                       survivors.bytes();
     for (const auto& query : queries) sum += query.held_bytes();
     for (const auto& each : largest) sum += each.bytes();
+    for (const auto& each : envelopes) sum += each.held_bytes();
     return sum;
   }
 };

@@ -32,6 +32,12 @@ class Envelope {
   double log_sum() const;
   // The row that a uniform number in [0, 1) falls on, if any is left; its key is its bound.
   Logit draw(double uniform) const;
+  std::size_t held_bytes() const { return bounds_.capacity() * sizeof(float) + ends_.capacity() * sizeof(double); }
+  // The bytes held after a call, for so many rows.
+  static std::size_t planned_bytes(std::size_t rows) {
+    const std::size_t padded = padded_rows(rows);
+    return padded * sizeof(float) + padded / kChunkRows * sizeof(double);
+  }
 
  private:
   std::vector<float> bounds_;
