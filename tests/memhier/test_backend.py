@@ -79,7 +79,7 @@ TWINS = {
     "walk_lists": "memhier.ann.zoom.preview.routing.python_graph:walk_lists",
 }
 # PageReader.rank: memhier.rows.python_ranking does it over any reader. A reference policy takes its order, too.
-WITHOUT_TWIN = {("PageReader", "rank"), ("LRUPolicy", "__init__")}
+WITHOUT_TWIN = {("PageReader", "rank"), ("PageReader", "mark_rows"), ("LRUPolicy", "__init__")}
 
 
 def parameters_of(node: ast.FunctionDef) -> list[str]:
