@@ -78,7 +78,8 @@ TWINS = {
     "reach_lists": "memhier.ann.zoom.preview.routing.python_graph:reach_lists",
     "walk_lists": "memhier.ann.zoom.preview.routing.python_graph:walk_lists",
 }
-# PageReader.rank: memhier.rows.python_ranking does it over any reader. A reference policy takes its order, too.
+# PageReader.rank: memhier.rows.python_ranking does it over any reader; mark_rows: memhier.ann.zoom.filters.postings. A
+# reference policy takes its order, too.
 WITHOUT_TWIN = {("PageReader", "rank"), ("PageReader", "mark_rows"), ("LRUPolicy", "__init__")}
 
 
