@@ -74,6 +74,8 @@ class StoredColumn:
         bits = None
         if self._bits_at is not None:
             bits = self._reader.read(self._handle, self._bits_at + rows // 8, 1)[:, 0]
+        if self._vocabulary is not None:
+            self._check(values[values != -1])  # which is null
         return self._cells(rows, values, bits)
 
     def take(self, rows: Ints, counts: Ints | None = None) -> Reading[npt.NDArray[Any]]:
