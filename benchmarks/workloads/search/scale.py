@@ -2,8 +2,9 @@
 
 ``python -m memhier.benchmarks.workloads.search.scale --vectors 1000000`` builds from a stream, which it never holds,
 and searches held-out queries in one batch, or by ``--single`` one by one. The vectors are clusters of mixed difficulty
-(`memhier.benchmarks.generators`), or by ``--data sift-imagenet200k`` those of a set, as float32, which the memory of
-the build then includes. Processor time is the process's, less the time to make the vectors. Memory is private: the
+(`memhier.benchmarks.generators`), by ``--data "colour patches"`` streamed patches of photographs
+(`memhier.benchmarks.patches`), or by ``--data sift-imagenet200k`` those of a set, as float32, which the memory of the
+build then includes. Processor time is the process's, less the time to make the vectors. Memory is private: the
 system may take files in the page cache back.
 """
 
@@ -20,6 +21,7 @@ from memhier.ann import ZoomIndex
 from memhier.benchmarks.bench.figures import Figure, Record
 from memhier.benchmarks.exact import nearest
 from memhier.benchmarks.generators import Mixed, mixed
+from memhier.benchmarks.patches import PatchStream
 from memhier.benchmarks.peers.account import PeakMemory
 from memhier.benchmarks.workloads.harness import Measure, Outcome, figures_of, rows_table, workload
 from memhier.benchmarks.workloads.search.recall import READS, Ask, measure
@@ -61,10 +63,23 @@ class GivenSet:
         return self._queries[:count]
 
 
+Source: TypeAlias = Mixed | PatchStream | GivenSet
+_PATCHES = {"colour patches": False, "white colour patches": True}  # whether they are white
+
+
+def source_of(data: str | None, vectors: int, dimension: int, queries: int, seed: int) -> Source:
+    """Return the vectors that the options name."""
+    if data is None:
+        return mixed(vectors, dimension, seed)
+    if data in _PATCHES:
+        return PatchStream(vectors, dimension, seed, _PATCHES[data])
+    return GivenSet(data, vectors, queries, seed)
+
+
 class TimedBlocks:
     """Blocks of vectors, and the processor seconds to make them."""
 
-    def __init__(self, data: Mixed | GivenSet) -> None:
+    def __init__(self, data: Source) -> None:
         self._data, self.seconds = data, 0.0
 
     def __iter__(self) -> Iterator[Floats]:
@@ -78,7 +93,7 @@ class TimedBlocks:
             yield block
 
 
-def build(data: Mixed | GivenSet, dram: int, path: Path) -> dict[str, Any]:
+def build(data: Source, dram: int, path: Path) -> dict[str, Any]:
     """Build an index of `data` in `dram` bytes; return its cost and its sizes."""
     stream = TimedBlocks(data)
     with PeakMemory() as peak:
@@ -92,7 +107,7 @@ def build(data: Mixed | GivenSet, dram: int, path: Path) -> dict[str, Any]:
 
 
 @workload
-@click.option("--data", help="A set in place of generated vectors; its dimension stands in place of --dimension.")
+@click.option("--data", help="A set in place of generated vectors, with a dimension of its own but for patches.")
 @click.option("--vectors", default=1_000_000, show_default=True, help="Of a set at most so many.")
 @click.option("--dimension", default=128, show_default=True)
 @click.option("--bytes", "bytes_per_vector", default=47.0, show_default=True, help="DRAM for each vector, all in all.")
@@ -104,7 +119,7 @@ def main(
     single: bool,
 ) -> Outcome:  # fmt: skip
     """Build, and search for the queries; the folder takes three times the vectors meanwhile."""
-    source = mixed(vectors, dimension, seed) if data is None else GivenSet(data, vectors, queries, seed)
+    source = source_of(data, vectors, dimension, queries, seed)
     vectors = source.n
     built = build(source, int(bytes_per_vector * vectors), scratch / "index")
     asked = source.queries(queries)
