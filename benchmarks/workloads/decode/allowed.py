@@ -82,9 +82,9 @@ def compared(layer: TrainedLayer, index: LogitIndex, size: int, batch: int, roun
 @click.option("--rounds", default=60, show_default=True)
 @click.option("--allowed", "sizes", multiple=True, type=int, default=(20, 200, 2000, 20_000, 40_000), show_default=True)
 @click.option("--batch", "batches", multiple=True, type=int, default=(1, 8, 64), show_default=True)
+@torch.no_grad()
 def main(words: int | None, rounds: int, sizes: tuple[int, ...], batches: tuple[int, ...]) -> Outcome:
     """Compare the ways to the ten largest logits among allowed words."""
-    torch.set_grad_enabled(False)
     layer = load_domains(DOMAINS, DOMAINS, words)
     index = LogitIndex.build(layer.weight, layer.bias, contexts=layer.learned, k=K)
     rows = [

@@ -142,9 +142,9 @@ def record(rows: list[Row], batches: list[Row], unseen: list[Row], words: int) -
     "--peers/--no-peers", default=True, show_default=True, help="Other approximations; they take minutes to build."
 )
 @click.option("--construction", default=200, show_default=True, help="efConstruction of faiss's graphs.")
+@torch.no_grad()
 def main(words: int | None, rounds: int, peers: bool, construction: int) -> Outcome:
     """Compare the ways to the ten largest logits."""
-    torch.set_grad_enabled(False)
     layer = load_domains(DOMAINS, DOMAINS, words)
     truth = truth_of(layer)
     ways = [*full_products(layer), *ways_of_memhier(layer, (0.99, 0.97, 0.999))]

@@ -118,9 +118,9 @@ def _distance(
 @click.option("--rounds", default=60, show_default=True)
 @click.option("--draws", default=20_000, show_default=True, help="Draws for each state that is compared.")
 @click.option("--contexts", default=3, show_default=True, help="States that are compared.")
+@torch.no_grad()
 def main(words: int | None, rounds: int, draws: int, contexts: int) -> Outcome:
     """Compare draws with those from the full product."""
-    torch.set_grad_enabled(False)
     layer = load_domains(DOMAINS, DOMAINS, words)
     head, decoder = decoder_of(layer)
     times = times_of(layer, head, decoder, rounds, (1, 8, 64))

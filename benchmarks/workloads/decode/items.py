@@ -263,11 +263,11 @@ def record(rows: list[Row], visits: Visits, width: int) -> Record:
 @click.option("--epochs", type=click.IntRange(1), default=15, show_default=True)
 @click.option("--rounds", type=click.IntRange(1), default=200, show_default=True)
 @click.option("--dram", default="8MiB", show_default=True, help="The budget of ZoomIndex.")
+@torch.no_grad()
 def main(
     made: int | None, ks: tuple[int, ...], width: int, epochs: int, rounds: int, dram: str, scratch: Path
 ) -> Outcome:
     """Compare ways to the best items."""
-    torch.set_grad_enabled(False)
     visits = generated_visits(made, made) if made else load_visits()
     started = time.process_time()
     model = learn(visits, width, epochs)
