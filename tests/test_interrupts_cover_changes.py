@@ -38,6 +38,7 @@ READS = {
     "SharedBuffer": "empty sample stats value",
     "ShardedBuffer": "empty sample stats value",
     "SharedLoader": "plan serve start",
+    "Embedding": f"{TABLES} extra_repr push",
     "EmbeddingBag": f"{TABLES} extra_repr push",
     "EmbeddingBagCollection": f"{TABLES} extra_repr push",
     "ShardedEmbeddingBagCollection": f"{TABLES} push",

@@ -2,6 +2,7 @@
 
 from memhier.recsys.embedding.bag import EmbeddingBag
 from memhier.recsys.embedding.collection import EmbeddingBagCollection, EmbeddingBagConfig, Pooled
+from memhier.recsys.embedding.embedding import Embedding
 from memhier.recsys.embedding.export import (
     QuantisedTable,
     export_npy,
@@ -31,6 +32,7 @@ __all__ = [
     "Adagrad",
     "Adam",
     "CTRBatch",
+    "Embedding",
     "EmbeddingBag",
     "EmbeddingBagCollection",
     "EmbeddingBagConfig",

@@ -16,10 +16,10 @@ from memhier.recsys.embedding.pooling import MODES, Bags
 from memhier.recsys.embedding.tables import Ints, TableOptions, Tables, Update
 from memhier.recsys.embedding.torch_internals import not_compiled
 
-__all__ = ["EmbeddingBag", "Mode", "as_bags"]
+__all__ = ["ROWS_MAX", "EmbeddingBag", "Mode", "as_bags", "check_ids_tensor"]
 
 Mode = Literal["sum", "mean", "max"]
-_ROWS_MAX = 2**62
+ROWS_MAX = 2**62
 
 
 class EmbeddingBag(TableModule):
@@ -114,7 +114,7 @@ class EmbeddingBag(TableModule):
         touched: int | None = None,
         step_rows: int | None = None,
     ) -> None:
-        num_embeddings = check_int("num_embeddings", num_embeddings, 1, _ROWS_MAX)
+        num_embeddings = check_int("num_embeddings", num_embeddings, 1, ROWS_MAX)
         embedding_dim = check_int("embedding_dim", embedding_dim, 1, 2**20)
         if mode not in MODES:
             raise ValueError(f"mode={mode!r}: expected one of {', '.join(map(repr, MODES))}")
@@ -175,11 +175,7 @@ def as_bags(
     TypeError, ValueError
         For arguments that torch refuses as well.
     """
-    if not isinstance(input, Tensor) or input.dtype not in (torch.int32, torch.int64):
-        found = input.dtype if isinstance(input, Tensor) else type(input)
-        raise TypeError(f"input: expected a tensor of int32 or int64, got {found}")
-    if input.device.type != "cpu":
-        raise ValueError(f"input: expected a tensor on the CPU, got one on {input.device}")
+    check_ids_tensor(input)
     if per_sample_weights is not None:
         if mode != "sum":
             raise ValueError(f"per_sample_weights: expected only with mode='sum', this is mode={mode!r}")
@@ -205,6 +201,15 @@ def as_bags(
         offsets = offsets.to(torch.int64).contiguous()
         _check_offsets(offsets, input.numel())
     return input.detach().reshape(-1).to(torch.int64).contiguous(), offsets, per_sample_weights
+
+
+def check_ids_tensor(input: Any) -> None:
+    """Raise TypeError or ValueError for anything but a tensor of integers on the CPU."""
+    if not isinstance(input, Tensor) or input.dtype not in (torch.int32, torch.int64):
+        found = input.dtype if isinstance(input, Tensor) else type(input)
+        raise TypeError(f"input: expected a tensor of int32 or int64, got {found}")
+    if input.device.type != "cpu":
+        raise ValueError(f"input: expected a tensor on the CPU, got one on {input.device}")
 
 
 def _check_offsets(offsets: Tensor, count: int) -> None:

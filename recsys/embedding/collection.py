@@ -11,7 +11,7 @@ from torch import Tensor
 
 from memhier.arguments import check_int
 from memhier.policies import Policy
-from memhier.recsys.embedding.bag import as_bags
+from memhier.recsys.embedding.bag import ROWS_MAX, as_bags
 from memhier.recsys.embedding.initial import Initial, TableSpec, Uniform
 from memhier.recsys.embedding.look_ups import LookUps
 from memhier.recsys.embedding.module import TableModule
@@ -22,7 +22,6 @@ from memhier.recsys.embedding.torch_internals import not_compiled
 
 __all__ = ["EmbeddingBagCollection", "EmbeddingBagConfig", "FeatureParser", "Pooled"]
 
-_ROWS_MAX = 2**62
 ASKED = "features of table {!r}"
 """The argument that holds the ids of a table, for messages."""
 
@@ -217,8 +216,8 @@ class FeatureParser:
         ]
         self.widths: list[int] = [config.embedding_dim for config in self.configs for _ in config.feature_names]
         total = sum(spec.rows for spec in self.specs)
-        if total > _ROWS_MAX:
-            raise ValueError(f"tables: {total} rows in all, expected at most {_ROWS_MAX}")
+        if total > ROWS_MAX:
+            raise ValueError(f"tables: {total} rows in all, expected at most {ROWS_MAX}")
 
     def check_ids(self, table: int, ids: Ints) -> None:
         """Raise IndexError for a row that a table does not have."""
@@ -308,7 +307,7 @@ def _as_config(table: Any) -> EmbeddingBagConfig:
     pooling = getattr(table.pooling, "value", table.pooling).lower()
     if pooling not in ("sum", "mean"):
         raise ValueError(f"pooling={table.pooling!r}: expected 'sum' or 'mean'")
-    rows = check_int("num_embeddings", table.num_embeddings, 1, _ROWS_MAX)
+    rows = check_int("num_embeddings", table.num_embeddings, 1, ROWS_MAX)
     dim = check_int("embedding_dim", table.embedding_dim, 1, 2**20)
     initial = getattr(table, "initial", None)
     if not table.name or not isinstance(table.name, str):

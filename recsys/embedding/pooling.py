@@ -24,8 +24,8 @@ from memhier.recsys.embedding.torch_internals import (
 )
 
 __all__ = [
-    "EVALUATED", "MODES", "Bags", "Sparse", "StepGradient", "apply_gradient", "apply_sparse", "check_first_pass",
-    "pool", "pool_weights",
+    "EVALUATED", "MODES", "ROWS", "Bags", "Sparse", "StepGradient", "apply_gradient", "apply_sparse",
+    "check_first_pass", "pool", "pool_weights",
 ]  # fmt: skip
 
 Sparse = list[tuple[int, Tensor]]
@@ -33,6 +33,8 @@ Sparse = list[tuple[int, Tensor]]
 
 MODES = {"sum": 0, "mean": 1, "max": 2}
 """The modes of `torch.nn.EmbeddingBag`, and their numbers there."""
+ROWS = 3
+"""The mode of bags of one id each whose rows are returned as they are, those of the padding as well."""
 
 
 @dataclass(slots=True)
@@ -48,11 +50,11 @@ class Bags:
     offsets
         int64: the beginnings of bags, and the end of the last one if `last`.
     mode
-        One of the values of :data:`MODES`.
+        One of the values of :data:`MODES`, or :data:`ROWS`.
     weights
         float32 [n], or None.
     padding
-        The index that is left out; -1 for none.
+        The index that is left out, of gradients alone with :data:`ROWS`; -1 for none.
     features
         The number of features that share the table; the first bags are the first feature's.
     single
@@ -88,7 +90,7 @@ class PoolingLayout:
     begins, targets
         int64 [bags + 1] and [bags]: the first id of each bag, and the place of its sum in the output.
     tables
-        int64 [tables, 4]: first bag, end of bags, weights of a row, and 1 for means.
+        int64 [tables, 4]: first bag, end of bags, weights of a row, and the mode.
     scales
         float32 [n]: the factor of each id's gradient; None for 1.
     """
@@ -108,7 +110,7 @@ class PoolingLayout:
         self._lengths = lengths = np.concatenate([bag.lengths.numpy() for bag in bags])
         self.begins = np.concatenate(([0], np.cumsum(lengths)))
         if any(bag.mode == MODES["mean"] for bag in bags):
-            means = np.repeat(self.tables[:, 3], self.tables[:, 1] - self.tables[:, 0]) == 1
+            means = np.repeat(self.tables[:, 3], self.tables[:, 1] - self.tables[:, 0]) == MODES["mean"]
             scales = np.float32(1) / np.where(means, np.maximum(lengths, 1), 1).astype(np.float32)
             self.scales = np.repeat(scales, lengths)
 
@@ -125,7 +127,7 @@ def _targets(samples: int, shapes: tuple[tuple[int, int, int], ...], stride: int
     targets = (begins[:, None] + np.arange(samples) * stride).reshape(-1)
     ends = np.cumsum([features * samples for _, features, _ in shapes])
     first = np.concatenate(([0], ends[:-1]))
-    tables = np.stack([first, ends, [shape[0] for shape in shapes], [shape[2] == MODES["mean"] for shape in shapes]], 1)
+    tables = np.stack([first, ends, [shape[0] for shape in shapes], [shape[2] for shape in shapes]], 1)
     return targets, tables.astype(np.int64)
 
 
@@ -173,6 +175,9 @@ class StepGradient:
         for number, bag in enumerate(self._bags):
             rows = self.rows.of_table(bag.table)
             bag.indices = torch.from_numpy(self.rows.places(bag.table))
+            if bag.mode == ROWS:
+                found.append((bag.table, _of_rows(self.of_bags(number), bag, rows.stop - rows.start)))
+                continue
             kept = (nothing, bag.lengths, nothing) if self._kept is None else self._kept[number]
             is_sparse = bag.mode != MODES["max"]
             gradient: Tensor = embedding_bag_backward(
@@ -192,6 +197,15 @@ class StepGradient:
             self.of_bags(number), looked_up, bag.indices, bag.offsets, self._kept[number][0], bag.mode, bag.padding
         )
         return found
+
+
+def _of_rows(gradient: Tensor, bag: Bags, count: int) -> Tensor:
+    """Return the gradient of rows that were returned as they are."""
+    places = bag.indices
+    if bag.padding >= 0:
+        trained = places != bag.padding
+        places, gradient = places[trained], gradient[trained]
+    return sparse_rows(places, gradient, (count, gradient.shape[1]))
 
 
 Done = Callable[[StepGradient], None]
@@ -235,7 +249,10 @@ class _Pool(torch.autograd.Function):
         done: Done | None,
         *samples: Tensor | None,
     ) -> Tensor:
-        plain = all(bag.mode != MODES["max"] and bag.weights is None and bag.padding < 0 for bag in bags)
+        padded = any(bag.padding >= 0 for bag in bags)
+        plain = all(
+            bag.mode == ROWS or (bag.mode != MODES["max"] and bag.weights is None and bag.padding < 0) for bag in bags
+        )
         ctx.done, ctx.looked_up, ctx.evaluated = done, None, done is None
         if plain and backend.core is not None and rows.loan is not None:
             widths = [tables.specs[bag.table].dim for bag in bags]
@@ -245,7 +262,7 @@ class _Pool(torch.autograd.Function):
                 slab=rows.loan.rows, slots=rows.loan.slots, inverse=rows.inverse, begins=layout.begins,
                 targets=layout.targets, tables=layout.tables, out=output.numpy(),
             )  # fmt: skip
-            ctx.gradient = StepGradient(rows, bags, widths, layout, None)
+            ctx.gradient = StepGradient(rows, bags, widths, None if padded else layout, None)
             return output
         weights = [torch.from_numpy(some) for some in tables.weights(rows)]
         output, ctx.gradient = pool_weights(weights, rows, bags)
@@ -279,9 +296,14 @@ def pool_weights(weights: list[Tensor], rows: StepRows, bags: list[Bags]) -> tup
     weights
         float32 [rows of the table, dim] of each table.
     """
-    columns, kept = [], []
+    columns: list[Tensor] = []
+    kept: list[tuple[Tensor, ...]] = []
     for bag in bags:
         bag.indices = torch.from_numpy(rows.places(bag.table))
+        if bag.mode == ROWS:
+            columns += weights[bag.table][bag.indices].chunk(bag.features)
+            kept.append(())
+            continue
         output, bag_of, sizes, highest = embedding_bag(
             weights[bag.table], bag.indices, bag.offsets, False, bag.mode, bag.mode != MODES["max"],
             bag.weights, bag.last, bag.padding,

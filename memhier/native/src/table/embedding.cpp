@@ -103,6 +103,7 @@ struct Pooling {
   const std::int64_t* targets;  // of bags, in floats
   std::size_t dim;
   bool mean;
+  float zero;  // that sums begin with: 0, or -0, which leaves a row as it is
   float* out;
 };
 
@@ -117,7 +118,7 @@ void pool_table(const Pooling& p, std::size_t first, std::size_t last) {
       if (at + kAhead < end) prefetch_to_read(p.slab + p.slots[p.inverse[at + kAhead]] * p.width, p.dim);
       const float* __restrict row = p.slab + p.slots[p.inverse[at]] * p.width;
       if (at == from) {
-        for (std::size_t d = 0; d < p.dim; ++d) out[d] = 0.0f + row[d];  // -0 becomes 0, as in a sum
+        for (std::size_t d = 0; d < p.dim; ++d) out[d] = p.zero + row[d];
       } else {
         for (std::size_t d = 0; d < p.dim; ++d) out[d] += row[d];
       }
@@ -129,7 +130,9 @@ void pool_table(const Pooling& p, std::size_t first, std::size_t last) {
   }
 }
 
-// tables: for each one its first bag, the one after its last, its dim, and whether means are asked for.
+constexpr std::int64_t kMean = 1, kRows = 3;  // modes
+
+// tables: for each one its first bag, the one after its last, its dim, and its mode.
 void pool(const Array<const float, 2>& slab, const Array<const std::int64_t, 1>& slots,
           const Array<const std::int32_t, 1>& inverse, const Array<const std::int64_t, 1>& begins,
           const Array<const std::int64_t, 1>& targets, const Array<const std::int64_t, 2>& tables,
@@ -144,7 +147,8 @@ void pool(const Array<const float, 2>& slab, const Array<const std::int64_t, 1>&
                           begins.data(),
                           targets.data(),
                           static_cast<std::size_t>(table[2]),
-                          table[3] != 0,
+                          table[3] == kMean,
+                          table[3] == kRows ? -0.0f : 0.0f,
                           out.data()};
     if (static_cast<std::size_t>(table[1]) > targets.size() || pooling.dim > pooling.width)
       throw std::out_of_range("tables: bags that are there, dim within a row");
