@@ -146,8 +146,13 @@ class Loan(_Releasing):
             raise ValueError("the loan was released: its rows may lie elsewhere by now")
         return self._changing()
 
-    def share(self) -> "Loan":
+    def share(self, some: Ints | None = None) -> "Loan":
         """Return another loan of the same rows, which stay until both are released.
+
+        Parameters
+        ----------
+        some
+            Which of the keys the other loan has, by their places; all by default.
 
         Raises
         ------
@@ -160,7 +165,8 @@ class Loan(_Releasing):
         held = self._held
         if held is None:
             raise ValueError("the loan was released: its rows may lie elsewhere by now")
-        return Loan(self.slots, self.rows, self._changing, self._check_open, held)
+        slots = self.slots if some is None else self.slots[some]
+        return Loan(slots, self.rows, self._changing, self._check_open, held)
 
     def release(self) -> None:
         """Give the rows back. A second call does nothing."""

@@ -113,6 +113,11 @@ class LookUps:
         """Return the ids of a batch to come, from the arguments that the module will get."""
         return self._ids_of(*arguments)
 
+    def ids_of_all(self, look_ups: Sequence[tuple[Any, ...]]) -> Any:
+        """Return the ids of several look-ups of a batch to come, from the arguments of each."""
+        each = [self._ids_of(*arguments) for arguments in look_ups]
+        return [np.concatenate(of_table) for of_table in zip(*each, strict=True)]
+
     def distinct(self, ids: Any) -> StepRows:
         """Return the distinct rows of a batch."""
         return self.tables.distinct(ids)
@@ -148,10 +153,10 @@ class LookUps:
         rows = self.distinct(ids)
         if self.planned is None and not self.tables.is_planned:
             self.tables.lend(rows)
-        elif trains:
+        elif (self.planned is None or not self.planned[1].lend(rows)) and trains:
             raise RuntimeError(
-                "input: other ids than lookahead's `ids` said of this batch, or its loop was left; call its close() to "
-                "go on without it"
+                "input: other ids than lookahead's `ids` said of this batch, or its loop was left; let `ids` return a "
+                "list of the arguments of all look-ups of a batch, or call close() to go on without it"
             )
         return rows
 

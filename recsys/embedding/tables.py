@@ -155,6 +155,16 @@ class StepRows:
         loan = None if self.loan is None else self.loan.share()
         return StepRows(self.keys, self.starts, self.ends, self.inverse, self.order, loan)
 
+    def lend(self, others: "StepRows") -> bool:
+        """Give other rows a loan if all are among these, which have one; return whether they are."""
+        places = np.searchsorted(self.keys, others.keys)
+        if self.loan is None or not len(self.keys) or places.max(initial=0) == len(self.keys):
+            return False
+        if not np.array_equal(self.keys[places], others.keys):
+            return False
+        others.loan = self.loan.share(places)
+        return True
+
     def release(self) -> None:
         """Give the rows back. The loan of an output that is forgotten before its backward pass ends by itself."""
         loan, self.loan = self.loan, None

@@ -69,11 +69,11 @@ class Training:
             yield ids.to(self.ids), torch.from_numpy(np.cumsum([0, *lengths[:-1]])).to(self.ids)
 
     def losses(self, bag: Any, batch: tuple[Tensor, Tensor]) -> list[Tensor]:
-        """Return a loss of each look-up of a part: of the same ids ahead, else also of some of them."""
+        """Return a loss of each look-up of a part, of the same ids, in another order or all."""
         found = []
         for number in range(self.look_ups):
             ids, offsets = batch
-            if number and not self.ahead and self.seed % 2:
+            if number and self.seed % 2:
                 ids = ids.flip(0)
             weights = torch.linspace(-1, 2 + number, len(ids)) if self.weighted else None
             output = bag(ids, offsets, weights)

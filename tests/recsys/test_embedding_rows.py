@@ -126,6 +126,48 @@ def test_a_sequence_model_with_lookahead_has_the_bits_of_torch(tmp_path: Path, p
         assert mine.stats()["evictions"] > 0
 
 
+@pytest.mark.parametrize("update", ["backward", "step"])
+@pytest.mark.parametrize("rule", [*RULES])
+def test_several_look_ups_of_a_batch_read_ahead_have_the_bits_of_torch(tmp_path: Path, rule: str, update: Any) -> None:
+    rows, dim = 3000, 8
+    draw = np.random.default_rng(2)
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.from_numpy((rows * draw.random(shape) ** 3).astype(np.int64))
+
+    batches = [(drawn(16, 12), drawn(16), drawn(16, 5)) for _ in range(20)]
+    spec, make = RULES[rule]
+    with Embedding(rows, dim, optimizer=spec, dram="64MiB", path=tmp_path, update=update, policy=Belady(600)) as mine:
+        theirs = in_memory(mine)
+        for table, its, fed in (
+            (mine, mine.optimizer, lookahead(batches, mine, ids=list)),
+            (theirs, make(theirs.parameters()), batches),
+        ):
+            for histories, bought, others in fed:
+                its.zero_grad()
+                users = table(histories).mean(1)
+                # Part of a look-up that was said is known as well.
+                (
+                    loss_of(users * table(bought) - table(others[:, 1:]).sum(1)) + loss_of(table(bought[:3]), 1)
+                ).backward()
+                its.step()
+        assert bits(mine.weights(np.arange(rows))) == bits(theirs.weight)
+        assert mine.stats()["evictions"] > 0
+
+
+@pytest.mark.parametrize(
+    ("ids", "named"), [(lambda _: [], "at least one look-up"), (lambda batch: [batch[:1]], "a list of the arguments")]
+)
+def test_look_ups_that_were_not_said_are_named(tmp_path: Path, ids: Any, named: str) -> None:
+    with (
+        Embedding(50, 2, dram="32MiB", path=tmp_path) as mine,
+        pytest.raises((ValueError, RuntimeError), match=named),
+    ):
+        for batch in lookahead([torch.arange(8)], mine, ids=ids):
+            mine(batch[:1])
+            mine(batch[4:])
+
+
 def test_frozen_rows_stay_and_eval_trains_none(tmp_path: Path) -> None:
     ids = torch.tensor([0, 3])
     with Embedding(5, 2, dram="32MiB", path=tmp_path) as mine:

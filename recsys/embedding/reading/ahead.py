@@ -8,7 +8,7 @@ it; if there is no room for them, once that batch's rows were released.
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -63,6 +63,9 @@ class Planned(Protocol):
 
     def ids_of(self, *arguments: Any) -> Any:
         """Return the ids of a batch to come, from the arguments that the module will get."""
+
+    def ids_of_all(self, look_ups: Sequence[tuple[Any, ...]]) -> Any:
+        """Return the ids of several look-ups of a batch to come, from the arguments of each."""
 
     def distinct(self, ids: Any) -> StepRows:
         """Return the distinct rows of a batch."""
@@ -371,7 +374,7 @@ class ReadAhead:
                 batch = next(self._batches)
                 self._loader_s += time.perf_counter() - started
                 asked = self._asked_of(batch)
-            ids = self._look_ups.ids_of(*asked)
+            ids = self._look_ups.ids_of(*asked[0]) if len(asked) == 1 else self._look_ups.ids_of_all(asked)
             rows = self._look_ups.distinct(ids)
             self._tables.check_fits(rows)
         except StopIteration:
@@ -392,14 +395,17 @@ class ReadAhead:
             self._window.append(_Waiting(batch, ids, rows, size))
             self._waiting_bytes += size
 
-    def _asked_of(self, batch: Any) -> tuple[Any, ...]:
-        """Return the arguments that the module gets for a batch."""
+    def _asked_of(self, batch: Any) -> list[tuple[Any, ...]]:
+        """Return the arguments that the module gets for a batch, of each look-up."""
         try:
             found = self._ids(batch)
         except StopIteration as error:
             # Otherwise it would end the epoch as the end of the loader does.
             raise RuntimeError("ids: raised StopIteration") from error
-        return found if isinstance(found, tuple) else (found,)
+        look_ups = found if isinstance(found, list) else [found]
+        if not look_ups:
+            raise ValueError("ids: expected the arguments of at least one look-up, got an empty list")
+        return [one if isinstance(one, tuple) else (one,) for one in look_ups]
 
     def _agree(self, size: int) -> None:
         """Settle with the other ranks, if there are any that read in step, how many batches may wait."""

@@ -47,7 +47,7 @@ def lookahead(
         The module of tables, or a model with exactly one such module.
     ids
         Returns the argument, or a tuple of the arguments, that the training step for a batch gives to the module of
-        tables.
+        tables; or a list of these, if it looks up several times. A look-up may also have part of the ids of one.
     window
         Batches known beyond those being fetched. ``"auto"`` grows the window until every row in DRAM is known to be
         needed again, or until the waiting batches fill the sixteenth of the tables' DRAM that is set aside for them. A

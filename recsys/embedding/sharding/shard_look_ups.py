@@ -4,6 +4,7 @@ Gradients of rows that no rank needs in the next step (Bagpipe's `sync_later`, a
 runs, and are added before the one after it begins.
 """
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 from weakref import ref
@@ -100,6 +101,10 @@ class ShardLookUps(LookUps):
             previous.later = plan.later
         self._previous = exchange
         return exchange
+
+    def ids_of_all(self, look_ups: Sequence[tuple[Any, ...]]) -> Exchange:
+        """Refuse several look-ups of a batch: ranks exchange the ids of one."""
+        raise ValueError(f"ids: expected the arguments of one look-up a batch with ranks, got those of {len(look_ups)}")
 
     def distinct(self, ids: Exchange) -> StepRows:
         """Return the distinct rows that all ranks ask of this one."""
