@@ -159,13 +159,16 @@ def test_several_look_ups_of_a_batch_read_ahead_have_the_bits_of_torch(tmp_path:
     ("ids", "named"), [(lambda _: [], "at least one look-up"), (lambda batch: [batch[:1]], "a list of the arguments")]
 )
 def test_look_ups_that_were_not_said_are_named(tmp_path: Path, ids: Any, named: str) -> None:
+    def train(mine: Embedding) -> None:
+        for batch in lookahead([torch.arange(8)], mine, ids=ids):
+            mine(batch[:1])
+            mine(batch[4:])
+
     with (
         Embedding(50, 2, dram="32MiB", path=tmp_path) as mine,
         pytest.raises((ValueError, RuntimeError), match=named),
     ):
-        for batch in lookahead([torch.arange(8)], mine, ids=ids):
-            mine(batch[:1])
-            mine(batch[4:])
+        train(mine)
 
 
 def test_frozen_rows_stay_and_eval_trains_none(tmp_path: Path) -> None:
