@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from memhier.policies import Belady
-from memhier.recsys import SGD, Adagrad, Adam, Embedding, lookahead
+from memhier.recsys import SGD, Adagrad, Adam, Embedding, EmbeddingBag, lookahead
 
 torch.set_num_threads(1)
 torch.sparse.check_sparse_tensor_invariants.disable()
@@ -24,7 +24,7 @@ RULES: dict[str, tuple[Any, Any]] = {
 }
 
 
-def bits(*tensors: Tensor) -> bytes:
+def bits(*tensors: Any) -> bytes:
     return b"".join(tensor.detach().contiguous().numpy().tobytes() for tensor in tensors)
 
 
@@ -153,6 +153,75 @@ def test_several_look_ups_of_a_batch_read_ahead_have_the_bits_of_torch(tmp_path:
                 its.step()
         assert bits(mine.weights(np.arange(rows))) == bits(theirs.weight)
         assert mine.stats()["evictions"] > 0
+
+
+class TwoTowers(nn.Module):
+    """Users and items in tables of their own, and their tags in a third."""
+
+    def __init__(self, users: nn.Module, items: nn.Module, tags: nn.Module) -> None:
+        super().__init__()
+        self.users = users
+        self.items = items
+        self.more = nn.ModuleDict({"tags": tags})
+
+    def forward(self, batch: dict[str, Tensor]) -> Any:
+        return self.users(batch["user"]) * (self.items(batch["item"]) + self.more["tags"](batch["tags"]))
+
+
+@pytest.mark.parametrize("window", ["auto", 0, 3])
+def test_lookahead_over_all_tables_of_a_model_has_the_bits_of_torch(tmp_path: Path, window: Any) -> None:
+    draw = np.random.default_rng(3)
+
+    def drawn(rows: int, *shape: int) -> Tensor:
+        return torch.from_numpy((rows * draw.random(shape) ** 3).astype(np.int64))
+
+    batches = [{"user": drawn(500, 16), "item": drawn(3000, 16), "tags": drawn(90, 16, 4)} for _ in range(25)]
+    batches[7] = {name: ids[:0] for name, ids in batches[7].items()}
+    with (
+        Embedding(500, 8, optimizer=SGD(lr=0.1), dram="32MiB", path=tmp_path / "users", policy=Belady(60)) as users,
+        Embedding(
+            3000, 8, optimizer=Adagrad(lr=0.1), dram="64MiB", path=tmp_path / "items", policy=Belady(60)
+        ) as items,
+        EmbeddingBag(90, 8, mode="sum", optimizer=SGD(lr=0.1), dram="32MiB", path=tmp_path / "tags") as tags,
+    ):
+        mine, theirs = (
+            TwoTowers(users, items, tags),
+            TwoTowers(
+                in_memory(users),
+                in_memory(items),
+                nn.EmbeddingBag(90, 8, mode="sum", sparse=True, _weight=tags.initial_weights(np.arange(90))),
+            ),
+        )
+        slow, fast = (
+            torch.optim.SGD([*theirs.users.parameters(), *theirs.more["tags"].parameters()], lr=0.1),
+            torch.optim.Adagrad(theirs.items.parameters(), lr=0.1),
+        )
+        ahead = lookahead(
+            batches, mine, window=window,
+            ids=lambda batch: {"users": batch["user"], "items": batch["item"], "more.tags": batch["tags"]},
+        )  # fmt: skip
+        for batch, same in zip(ahead, batches, strict=True):
+            slow.zero_grad()
+            fast.zero_grad()
+            loss_of(mine(batch)).backward()
+            loss_of(theirs(same)).backward()
+            slow.step()
+            fast.step()
+        for table, plain in ((users, theirs.users), (items, theirs.items), (tags, theirs.more["tags"])):
+            assert bits(table.weights(np.arange(table.num_embeddings))) == bits(plain.weight)
+        assert items.stats()["evictions"] > 0
+        assert ahead.stats()["batches"] == len(batches)
+
+
+def test_ids_have_to_name_all_tables_of_a_model(tmp_path: Path) -> None:
+    with (
+        Embedding(50, 2, dram="32MiB", path=tmp_path / "a") as users,
+        Embedding(50, 2, dram="32MiB", path=tmp_path / "b") as items,
+    ):
+        model = nn.ModuleDict({"user": users, "item": items})
+        for ids in ({"user": torch.arange(3)}, torch.arange(3)):
+            with pytest.raises(ValueError, match=r"\['item', 'user'\]"):
+                next(iter(lookahead([ids], model, ids=lambda batch: batch)))
 
 
 @pytest.mark.parametrize(

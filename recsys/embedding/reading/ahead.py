@@ -8,23 +8,22 @@ it; if there is no room for them, once that batch's rows were released.
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 
 from memhier.ending import before_exit
 from memhier.errors import BudgetError
-from memhier.recsys.embedding.module import TableModule
+from memhier.recsys.embedding.reading.read_modules import ReadModules
 from memhier.recsys.embedding.tables import StepRows
 from memhier.shield import at_end, shielded, wait_for
 from memhier.store.segments import FullError
 from memhier.table.loans import Ticket
 
-__all__ = ["Epoch", "Limits", "Planned", "ReadAhead"]
+__all__ = ["Epoch", "Limits", "ReadAhead"]
 
 # The window grows from a start by a step for each batch, so that the first step need not wait until it is full.
 _RAMP_START, _RAMP_STEP = 8, 4
@@ -58,41 +57,13 @@ class Limits:
     grows: bool
 
 
-class Planned(Protocol):
-    """The look-ups of a module whose batches are known ahead; `Any` stands for its type of ids."""
-
-    def ids_of(self, *arguments: Any) -> Any:
-        """Return the ids of a batch to come, from the arguments that the module will get."""
-
-    def ids_of_all(self, look_ups: Sequence[tuple[Any, ...]]) -> Any:
-        """Return the ids of several look-ups of a batch to come, from the arguments of each."""
-
-    def distinct(self, ids: Any) -> StepRows:
-        """Return the distinct rows of a batch."""
-
-    def reading(self) -> AbstractContextManager[None]:
-        """Return a context to read a loader in; it tells other ranks, if any, of a failure."""
-
-    def agree(self, size: int) -> int | None:
-        """Return the largest of the sizes that all ranks say; None if no other rank reads in step."""
-
-    def settle(self) -> None:
-        """Let the rows of gradients go that need not wait."""
-
-    def plan(self, ids: Any, rows: StepRows, ticket: Ticket | None) -> None:
-        """Load the rows of a batch that is handed out."""
-
-    def end_plan(self) -> None:
-        """Release the rows of the batch that was handed out last."""
-
-
 @dataclass(slots=True)
 class _Waiting:
     batch: Any
-    ids: Any
-    rows: StepRows
+    ids: list[Any]
+    rows: list[StepRows]
     bytes: int
-    ticket: Ticket | None = None
+    tickets: list[Ticket]
 
 
 class Epoch(Iterator[Any]):
@@ -131,15 +102,12 @@ class ReadAhead:
     def __init__(
         self,
         batches: Iterator[Any],
-        module: TableModule,
-        ids: Callable[[Any], Any],
+        modules: ReadModules,
         limits: Limits,
         skipped: int,
     ) -> None:
         self._batches = batches
-        self._look_ups: Planned = module.look_ups
-        self._tables = module.tables
-        self._ids = ids
+        self._modules = modules
         self._limits = limits
         self._skipped = skipped
         # Batches that were not handed out: first those whose rows were fetched, then those that were announced.
@@ -154,6 +122,7 @@ class ReadAhead:
         self._in_step = 0
         self._blocked = False  # there was no room for the next one
         self._full: FullError | None = None  # the disk had no room for rows that have to leave
+        self._planning = False  # of the modules, some may have the rows of the next batch
         self._holds = False  # the rows of the batch that was handed out last
         self._ended = False  # the loader has
         self._error: BaseException | None = None  # ended the loader, or the thread
@@ -163,7 +132,7 @@ class ReadAhead:
         self._known = 0
         self._wait_s = self._loader_s = 0.0
         # The thread of the epoch before ends first: among ranks, reads of two epochs would take each other's messages.
-        module.begin_epoch(self._give_way)
+        modules.begin_epoch(self._give_way)
         self._thread = threading.Thread(target=self._run, name="memhier-lookahead", daemon=True)
         self._taken_back = before_exit(self._end_thread)
         self._thread.start()
@@ -197,7 +166,9 @@ class ReadAhead:
             self.close()
             raise
         # Rows whose read failed are read again here: an error is this batch's then, and the batch stays.
-        self._look_ups.plan(waiting.ids, waiting.rows, waiting.ticket)
+        self._planning = True
+        self._modules.plan(waiting.ids, waiting.rows, waiting.tickets)
+        self._planning = False
         with self._changed:
             self._holds = True
             self._window.popleft()
@@ -228,16 +199,19 @@ class ReadAhead:
             self._changed.notify_all()
         if self._thread is not threading.current_thread():
             self._thread.join()
+        if self._planning:
+            self._planning = False
+            self._modules.end_plan()
         self._let_go()
         announced, self._announced = self._announced, 0
         for waiting in self._window:
-            if waiting.ticket is not None:
-                waiting.ticket.release()
+            for ticket in waiting.tickets:
+                ticket.release()
         self._window.clear()
         self._fetched = self._waiting_bytes = 0
         self._batches = iter(())  # the loader's workers and files go with its iterator
-        if self._tables.planner is not None and announced:
-            self._tables.planner.withdraw()
+        if announced:
+            self._modules.withdraw()
 
     def _end_thread(self) -> None:
         """End the thread as the program ends."""
@@ -256,7 +230,7 @@ class ReadAhead:
         self._let_go()
         if self._blocked or not self._fetched:
             # The next batch is fetched while no other rows have to stay.
-            self._look_ups.settle()
+            self._modules.settle()
             with self._changed:
                 # Without lookahead a batch is fetched now; with it, this is the time for one that found no room.
                 self._granted = max(self._granted, self._handed_out + 1)
@@ -285,7 +259,7 @@ class ReadAhead:
         """Release the rows of the batch that was handed out last."""
         if self._holds:
             self._holds = False
-            self._look_ups.end_plan()
+            self._modules.end_plan()
 
     @property
     def _over(self) -> bool:
@@ -344,7 +318,7 @@ class ReadAhead:
             if self._announced == len(self._window):
                 return not self._over
             waiting = self._window[self._announced]
-            self._tables.announce(waiting.rows)
+            self._modules.announce(waiting.rows)
             with self._changed:
                 self._announced += 1
                 self._announced_bytes += waiting.bytes
@@ -360,23 +334,17 @@ class ReadAhead:
             others = (limits.prefetch + 1) * self._window[self._fetched].bytes
             if self._announced_bytes + others >= limits.window_bytes:
                 return False
-        return not (limits.grows and self._is_known())
-
-    def _is_known(self) -> bool:
-        """Whether every row in DRAM is known to be needed again, and there is no room for more."""
-        planner = self._tables.planner
-        return planner is None or (planner.idle == 0 and len(planner) == self._tables.capacity)
+        return not (limits.grows and self._modules.is_known)
 
     def _read(self) -> None:
         started = time.perf_counter()
         try:
-            with self._look_ups.reading():
+            with self._modules.reading():
                 batch = next(self._batches)
                 self._loader_s += time.perf_counter() - started
-                asked = self._asked_of(batch)
-            ids = self._look_ups.ids_of(*asked[0]) if len(asked) == 1 else self._look_ups.ids_of_all(asked)
-            rows = self._look_ups.distinct(ids)
-            self._tables.check_fits(rows)
+                asked = self._modules.asked_of(batch)
+            ids = self._modules.ids_of(asked)
+            rows = self._modules.distinct(ids)
         except StopIteration:
             with self._changed:
                 self._ended = True
@@ -388,28 +356,16 @@ class ReadAhead:
                 self._error = error
                 self._changed.notify_all()
             return
-        size = _bytes_of(batch) + rows.nbytes + _PLANNED_BYTES * len(rows.keys)
+        size = _bytes_of(batch) + sum(some.nbytes + _PLANNED_BYTES * len(some.keys) for some in rows)
         if not self._window and not self._handed_out:
             self._agree(size)
         with self._changed:
-            self._window.append(_Waiting(batch, ids, rows, size))
+            self._window.append(_Waiting(batch, ids, rows, size, []))
             self._waiting_bytes += size
-
-    def _asked_of(self, batch: Any) -> list[tuple[Any, ...]]:
-        """Return the arguments that the module gets for a batch, of each look-up."""
-        try:
-            found = self._ids(batch)
-        except StopIteration as error:
-            # Otherwise it would end the epoch as the end of the loader does.
-            raise RuntimeError("ids: raised StopIteration") from error
-        look_ups = found if isinstance(found, list) else [found]
-        if not look_ups:
-            raise ValueError("ids: expected the arguments of at least one look-up, got an empty list")
-        return [one if isinstance(one, tuple) else (one,) for one in look_ups]
 
     def _agree(self, size: int) -> None:
         """Settle with the other ranks, if there are any that read in step, how many batches may wait."""
-        largest = self._look_ups.agree(size)
+        largest = self._modules.agree(size)
         if largest is None:
             return
         limits = self._limits
@@ -426,7 +382,7 @@ class ReadAhead:
             return
         waiting = self._window[self._fetched]
         try:
-            waiting.ticket = self._tables.prefetch(waiting.rows)
+            self._modules.prefetch(waiting.rows, waiting.tickets)
         except BudgetError:
             if not self._holds and not self._fetched:
                 raise

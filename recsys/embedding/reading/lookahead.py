@@ -17,7 +17,9 @@ from memhier.arguments import check_int
 from memhier.recsys.embedding.module import TableModule
 from memhier.recsys.embedding.reading.ahead import Epoch, Limits, ReadAhead
 from memhier.recsys.embedding.reading.epoch_start import RandomStates, start_epoch
+from memhier.recsys.embedding.reading.read_modules import ReadModules
 from memhier.recsys.embedding.reading.shared_loader import SharedLoader
+from memhier.recsys.embedding.sharding.sharded import ShardedEmbeddingBagCollection
 from memhier.shield import uninterrupted
 
 __all__ = ["Lookahead", "lookahead"]
@@ -44,10 +46,11 @@ def lookahead(
     loader
         Any iterable of batches; a DataLoader with workers and any sampler; or a :class:`SharedLoader`.
     model
-        The module of tables, or a model with exactly one such module.
+        The module of tables, or a model with one or several such modules.
     ids
         Returns the argument, or a tuple of the arguments, that the training step for a batch gives to the module of
-        tables; or a list of these, if it looks up several times. A look-up may also have part of the ids of one.
+        tables; or a list of these, if it looks up several times. A look-up may also have part of the ids of one. Of a
+        model with several such modules: a dict with these by the names of the modules in ``model.named_modules()``.
     window
         Batches known beyond those being fetched. ``"auto"`` grows the window until every row in DRAM is known to be
         needed again, or until the waiting batches fill the sixteenth of the tables' DRAM that is set aside for them. A
@@ -64,7 +67,7 @@ def lookahead(
     Raises
     ------
     ValueError, TypeError
-        For an unfit argument, or a model with no or several modules of tables.
+        For an unfit argument, or a model without a module of tables; one over ranks has to be the only one.
 
     Examples
     --------
@@ -78,13 +81,15 @@ def lookahead(
     ...     bag.stats()["first_touches"]
     3
     """
-    tables = [module for module in model.modules() if isinstance(module, TableModule)]
-    if len(tables) != 1:
-        raise ValueError(f"model: expected one module of tables in it, found {len(tables)}: pass that module itself")
+    modules = {name: module for name, module in model.named_modules() if isinstance(module, TableModule)}
+    if not modules:
+        raise ValueError("model: expected a module of tables, or a model with one, found none")
+    if len(modules) > 1 and any(isinstance(module, ShardedEmbeddingBagCollection) for module in modules.values()):
+        raise ValueError(f"model: expected one module of tables over ranks alone, found {sorted(modules)}")
     if window not in (None, "auto"):
         check_int("window", window, 0, _WINDOW_MAX, "batches")
     check_int("prefetch", prefetch, 1, 512, "batches")
-    return Lookahead(loader, tables[0], ids, window, prefetch)
+    return Lookahead(loader, ReadModules(modules, ids), window, prefetch)
 
 
 class Lookahead:
@@ -111,17 +116,13 @@ class Lookahead:
     def __init__(
         self,
         loader: Iterable[Any] | SharedLoader,
-        module: TableModule,
-        ids: Callable[[Any], Any],
+        modules: ReadModules,
         window: int | Literal["auto"] | None,
         prefetch: int,
     ) -> None:
-        module.tables.check_open()
-        if module.tables.planner is None:
-            raise ValueError("model: its tables have a policy that takes no announcements; use policy='belady'")
+        modules.check_open()
         self._loader = loader
-        self._module = module
-        self._ids = ids
+        self._modules = modules
         self._window = window
         self._prefetch = prefetch
         self._epoch: ReadAhead | None = None
@@ -133,12 +134,12 @@ class Lookahead:
 
     def __iter__(self) -> Iterator[Any]:
         self.close()
-        self._module.begin_epoch(_nothing)  # of another loop, which ranks have to leave before they read
+        self._modules.begin_epoch(_nothing)  # of another loop, which ranks have to leave before they read
         skipped, self._skip = self._skip, 0
         resumed, self._random = self._random if skipped else None, None
         start = self._loader.start if isinstance(self._loader, SharedLoader) else partial(start_epoch, self._loader)
         batches, self._random = start(skipped, resumed)
-        begin = partial(ReadAhead, batches, self._module, self._ids, self._limits(), skipped)
+        begin = partial(ReadAhead, batches, self._modules, self._limits(), skipped)
         self._epoch = uninterrupted(begin, ReadAhead.close)
         return Epoch.of(self._epoch)
 
@@ -189,7 +190,7 @@ class Lookahead:
 
     def _limits(self) -> Limits:
         if self._window == "auto":
-            return Limits(_WINDOW_MAX, self._module.tables.window_bytes, self._prefetch, grows=True)
+            return Limits(_WINDOW_MAX, self._modules.window_bytes, self._prefetch, grows=True)
         return Limits(_WINDOW_MAX if self._window is None else self._window, None, self._prefetch, grows=False)
 
 
