@@ -203,12 +203,12 @@ def _given_contexts(path: Path, dimension: int) -> Floats:
 @click.option("--batch", "batches", type=int, multiple=True, default=(1, 4, 16, 64), show_default=True)
 @click.option("--rounds", default=40, show_default=True)
 @click.option("--peers/--no-peers", default=True, show_default=True, help="FlashHead, if installed.")
+@torch.no_grad()
 def main(
     weights: Path | None, tensor: str | None, contexts: Path | None, words: int, dimension: int, kind: str,
     learned: int, precision: float, rank: int | None, batches: tuple[int, ...], rounds: int, peers: bool, scratch: Path,
 ) -> Outcome:  # fmt: skip
     """Compare the ways to the likeliest words of a language model's layer."""
-    torch.set_grad_enabled(False)
     if weights is None:
         write_made_head(scratch / "model.safetensors", words, dimension, TYPES[kind])
     head = open_head(weights or scratch, tensor)
