@@ -1,6 +1,6 @@
 """The answers of a decoder, and the choice of the largest logits."""
 
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -95,11 +95,10 @@ Answer = TypeVar("Answer", TopK, Partition)
 
 def joined(answers: list[Answer]) -> Answer:
     """Return the answers for the parts of a batch as one answer for the batch."""
-    first = answers[0]
     if len(answers) == 1:
-        return first
-    fields = zip(*answers, strict=True)
-    return type(first)._make(None if parts[0] is None else np.concatenate(parts) for parts in fields)
+        return answers[0]
+    fields: Any = (None if parts[0] is None else np.concatenate(parts) for parts in zip(*answers, strict=True))
+    return type(answers[0])(*fields)
 
 
 def split(hidden: Floats, step: int) -> list[Floats]:

@@ -25,7 +25,7 @@ from memhier.ann import TopKSoftmax, open_head
 from memhier.benchmarks.bench.figures import Record
 from memhier.benchmarks.peers.account import PeakMemory
 from memhier.benchmarks.workloads.decode.clock import Floats, Ints, Way, measure
-from memhier.benchmarks.workloads.decode.language.made import made_contexts, write_made_head
+from memhier.benchmarks.workloads.decode.language.made import SPECTRA, made_contexts, write_made_head
 from memhier.benchmarks.workloads.harness import Measure, Outcome, Row, figures_of, rows_table, skip, workload
 from memhier.io.outside import reading
 
@@ -197,6 +197,7 @@ def _given_contexts(path: Path, dimension: int) -> Floats:
 @click.option("--words", default=128_256, show_default=True, help="Of the made layer.")
 @click.option("--dimension", default=2048, show_default=True, help="Of the made layer.")
 @click.option("--type", "kind", type=click.Choice(sorted(TYPES)), default="bf16", show_default=True)
+@click.option("--spectrum", type=click.Choice(SPECTRA), default="matched", show_default=True, help="Of made numbers.")
 @click.option("--learned", default=4000, show_default=True, help="Contexts that the decoder is built from.")
 @click.option("--precision", default=0.999, show_default=True, help="Declared for the ten likeliest words.")
 @click.option("--rank", type=int, help="Directions of the decoder's codes; by default the build finds them.")
@@ -206,16 +207,19 @@ def _given_contexts(path: Path, dimension: int) -> Floats:
 @torch.no_grad()
 def main(
     weights: Path | None, tensor: str | None, contexts: Path | None, words: int, dimension: int, kind: str,
-    learned: int, precision: float, rank: int | None, batches: tuple[int, ...], rounds: int, peers: bool, scratch: Path,
+    spectrum: str, learned: int, precision: float, rank: int | None, batches: tuple[int, ...], rounds: int,
+    peers: bool, scratch: Path,
 ) -> Outcome:  # fmt: skip
     """Compare the ways to the likeliest words of a language model's layer."""
     if weights is None:
-        write_made_head(scratch / "model.safetensors", words, dimension, TYPES[kind])
+        write_made_head(scratch / "model.safetensors", words, dimension, TYPES[kind], spectrum)
     head = open_head(weights or scratch, tensor)
     if head.weight.dtype == torch.float32:
         raise click.ClickException(f"{weights}: the layer is fp32: expected bf16 or fp16")
     states = (
-        made_contexts(head.weight, learned + ASKED) if contexts is None else _given_contexts(contexts, head.in_features)
+        made_contexts(head.weight, learned + ASKED, spectrum)
+        if contexts is None
+        else _given_contexts(contexts, head.in_features)
     )
     asked = states[-min(ASKED, len(states) // 5) :]
     decoder, ours, cost = ways_of_memhier(head, states[: -len(asked)], {"precision": precision, "rank": rank})
@@ -227,7 +231,11 @@ def main(
     for batch in batches:
         rows += times_of(single if batch == 1 else ways, asked, batch, max(3, rounds // batch), str(batch))
     rows += times_of([*ways[:2], positions_of(decoder)], asked, 8, max(3, rounds // 4), "[1, 8] positions")
-    made = " and ".join(name for name, given in (("a made layer", weights), ("made states", contexts)) if given is None)
+    made = " and ".join(
+        f"{name} ({spectrum})"
+        for name, given in (("a made layer", weights), ("made states", contexts))
+        if given is None
+    )
     shape = f"{head.out_features:,} words x {head.in_features:,}, {str(head.weight.dtype).removeprefix('torch.')}"
     title = f"{shape}; {made or 'given weights and states'}"
     memory = [{"way": way.name, "MiB beyond the layer": way.memory / 2**20, "build s": way.build_s} for way in single]

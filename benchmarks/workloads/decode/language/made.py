@@ -1,11 +1,14 @@
 """A made output layer of a language model's size, and hidden states for any layer. Neither is trained.
 
-Rows: each belongs to a group of some 32 rows, which share three tenths of its variance; singular values fall as
-i^-0.25 and norms spread log-normally by a tenth. Hidden states: the direction of a word drawn by Zipf's law, with
-lesser shares of two others, and a common part that belongs to one of 100 topics by half. The common part lies in the
-layer's own singular directions, with variances that fall as 1/i. One scale for all states gives the likeliest word a
-probability of a half in the median, an assumption about a model's contexts. The states of a trained layer of 50,000
-words by 512 fall faster, to a hundredth of the first variance at the 50th direction: made states are the harder ones.
+Rows: each belongs to a group of some 32 rows, which share three tenths of its variance, and norms spread log-normally
+by a tenth. Hidden states: the direction of a word drawn by Zipf's law, with lesser shares of two others, and a common
+part that belongs to one of 100 topics by half. One scale for all states gives the likeliest word a probability of a
+half in the median, an assumption about a model's contexts. Two spectra are made:
+
+- ``matched``: singular values of rows and variances of states in the layer's singular directions are those of the
+  trained layer of 50,000 words by 512 in ``lm-softmax-50k``, stretched to the dimension.
+- ``flat``: singular values fall as i^-0.25, variances of the common part as 1/i, and the words' directions stay as they
+  are. Half of what tells words apart lies beyond the first quarter of the directions: harder than the trained layer.
 """
 
 from pathlib import Path
@@ -18,7 +21,13 @@ from torch import Tensor
 
 from memhier.benchmarks.workloads.decode.clock import Floats, Ints
 
-__all__ = ["made_contexts", "write_made_head"]
+__all__ = ["SPECTRA", "made_contexts", "write_made_head"]
+
+SPECTRA = ("matched", "flat")
+# Of the trained layer, at the directions of these numbers: singular values and variances, relative to the first.
+_AT = (1, 2, 4, 8, 16, 32, 64, 128, 256, 400, 512)
+_SINGULAR = (1.0, 0.6155, 0.4968, 0.3885, 0.3241, 0.3002, 0.2947, 0.2871, 0.275, 0.2622, 0.2478)
+_VARIANCES = (1.0, 0.766, 0.417, 0.251, 0.0972, 0.0314, 0.00653, 0.00108, 0.00025, 0.00008, 0.00004)
 
 _GROUP_ROWS, _SHARED = 32, 0.3
 _ROWS_FALL, _CONTEXTS_FALL = 0.25, 1.0
@@ -31,16 +40,18 @@ _MEDIAN = 0.5
 _ASKED = 64  # states that tell the scale
 
 
-def write_made_head(path: Path, words: int, dimension: int, dtype: torch.dtype, seed: int = 0) -> None:
+def write_made_head(path: Path, words: int, dimension: int, dtype: torch.dtype, spectrum: str, seed: int = 0) -> None:
     """Write a made layer as the tensor ``lm_head.weight`` of a .safetensors file.
 
     Parameters
     ----------
     dtype
         Half precision; no copy in single precision is ever whole in memory.
+    spectrum
+        One of :data:`SPECTRA`.
     """
     rng = np.random.default_rng(seed)
-    fall = np.arange(1, dimension + 1, dtype=np.float32) ** -_ROWS_FALL
+    fall = _stretched(_SINGULAR, dimension) if spectrum == "matched" else _falling(_ROWS_FALL, dimension)
     turn = _rotation(rng, dimension)
     groups = rng.standard_normal((max(1, words // _GROUP_ROWS), dimension), np.float32)
     weight = torch.empty(words, dimension, dtype=dtype)
@@ -55,21 +66,37 @@ def write_made_head(path: Path, words: int, dimension: int, dtype: torch.dtype, 
     save_file({"lm_head.weight": weight}, path)
 
 
-def made_contexts(weight: Tensor, count: int, seed: int = 1) -> Floats:
-    """Return hidden states for a layer, float32 ``[count, D]``, in no order."""
+def made_contexts(weight: Tensor, count: int, spectrum: str, seed: int = 1) -> Floats:
+    """Return hidden states of a spectrum for a layer, float32 ``[count, D]``, in no order."""
     rng = np.random.default_rng(seed)
     words, dimension = weight.shape
     directions = _directions(weight, rng)
-    spread = np.arange(1, dimension + 1, dtype=np.float32) ** (-_CONTEXTS_FALL / 2)
+    spread = _falling(_CONTEXTS_FALL / 2, dimension)
     spread /= np.linalg.norm(spread)
     topics = rng.standard_normal((_TOPICS, dimension), np.float32)
     common = topics[rng.integers(0, _TOPICS, count)] * np.float32(_TOPIC_SHARE**0.5)
     common += np.float32((1 - _TOPIC_SHARE) ** 0.5) * rng.standard_normal((count, dimension), np.float32)
-    states = (common * spread) @ directions
+    states: Any = (common * spread) @ directions
     for pull in _PULLS:
         rows = weight[torch.from_numpy(_zipf(rng, words, count))].float().numpy()
         states += np.float32(pull) * rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    if spectrum == "matched":
+        turned: Floats = states @ directions.T
+        turned *= np.sqrt(_stretched(_VARIANCES, dimension)) / turned.std(0)
+        states = turned @ directions
     return np.ascontiguousarray(states * np.float32(_scale(weight, states[:_ASKED])))
+
+
+def _stretched(values: tuple[float, ...], dimension: int) -> Floats:
+    """Return numbers that fall over all directions as measured ones do over 512."""
+    places = np.arange(1, dimension + 1) * (_AT[-1] / dimension)
+    found: Floats = np.exp(np.interp(np.log(places), np.log(_AT), np.log(values))).astype(np.float32)
+    return found
+
+
+def _falling(power: float, dimension: int) -> Floats:
+    found: Floats = np.arange(1, dimension + 1, dtype=np.float32) ** np.float32(-power)
+    return found
 
 
 def _scale(weight: Tensor, states: Floats) -> float:
