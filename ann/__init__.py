@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from memhier.lazy import lazy
 
 if TYPE_CHECKING:
-    from memhier.ann.decoder import LogitIndex, SparseLogits, TopKSoftmax
+    from memhier.ann.decoder import LogitIndex, SparseLogits, TopKSoftmax, open_head
     from memhier.ann.files import GroundTruth, VectorReader, open_vectors, read_ground_truth, write_vectors
     from memhier.ann.multivector import ItemResult, MultiVectorIndex
     from memhier.ann.zoom import CandidateRecord, Explanation, RangeResult, SearchResult, ZoomIndex
@@ -23,6 +23,7 @@ __all__ = [
     "TopKSoftmax",
     "VectorReader",
     "ZoomIndex",
+    "open_head",
     "open_vectors",
     "read_ground_truth",
     "write_vectors",
@@ -30,7 +31,7 @@ __all__ = [
 
 # Names load on use: the index needs faiss, the decoder faiss and torch, the files neither.
 _HOMES = {
-    "decoder": ("LogitIndex", "SparseLogits", "TopKSoftmax"),
+    "decoder": ("LogitIndex", "SparseLogits", "TopKSoftmax", "open_head"),
     "files": ("GroundTruth", "VectorReader", "open_vectors", "read_ground_truth", "write_vectors"),
     "multivector": ("ItemResult", "MultiVectorIndex"),
     "zoom": ("CandidateRecord", "Explanation", "RangeResult", "SearchResult", "ZoomIndex"),

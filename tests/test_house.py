@@ -28,7 +28,16 @@ BELOW = {
     "recsys": {"memhier", "recsys"},
     "benchmarks": {"memhier", "ann", "recsys", "benchmarks"},
 }
-WITH_TORCH = ("contexts", "decoder", "huggingface", "operators", "outcome", "sampling", "steps")  # of the decoder
+WITH_TORCH = (
+    "contexts",
+    "decoder",
+    "head",
+    "huggingface",
+    "operators",
+    "outcome",
+    "sampling",
+    "steps",
+)  # of the decoder
 # Third parties that a package must not import, and the files in it that may, being about nothing else.
 BANNED: dict[str, dict[str, tuple[str, ...]]] = {
     "memhier": {"torch": (), "faiss": (), "rich": (), "click": (), "matplotlib": ()},

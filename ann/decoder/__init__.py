@@ -9,8 +9,9 @@ if TYPE_CHECKING:
     from memhier.ann.decoder.coding.fgd import FGD, FGDAnswer
     from memhier.ann.decoder.index import LogitIndex
     from memhier.ann.decoder.module.decoder import SparseLogits, TopKSoftmax
+    from memhier.ann.decoder.module.head import open_head
 
-__all__ = ["FGD", "FGDAnswer", "LogProb", "LogitIndex", "Partition", "SparseLogits", "TopK", "TopKSoftmax"]
+__all__ = ["FGD", "FGDAnswer", "LogProb", "LogitIndex", "Partition", "SparseLogits", "TopK", "TopKSoftmax", "open_head"]
 
 # Names load on use: SparseLogits and TopKSoftmax need torch, which takes seconds to load.
 _HOMES = {
@@ -18,6 +19,7 @@ _HOMES = {
     "coding.fgd": ("FGD", "FGDAnswer"),
     "index": ("LogitIndex",),
     "module.decoder": ("SparseLogits", "TopKSoftmax"),
+    "module.head": ("open_head",),
 }
 if not TYPE_CHECKING:  # a type checker would take any name for one of the package
     __getattr__, __dir__ = lazy(

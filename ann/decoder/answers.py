@@ -1,7 +1,6 @@
 """The answers of a decoder, and the choice of the largest logits."""
 
-from dataclasses import dataclass
-from typing import TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,8 +12,8 @@ __all__ = ["LogProb", "Partition", "TopK", "best_of", "joined", "largest_of", "s
 Doubles: TypeAlias = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
-class TopK:
+# Tuples, as they are made several times faster than objects that nothing can change, in each call.
+class TopK(NamedTuple):
     """The largest logits of each hidden state.
 
     Attributes
@@ -40,8 +39,7 @@ class TopK:
     proven: npt.NDArray[np.bool_] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Partition:
+class Partition(NamedTuple):
     """log Z, the logarithm of the sum of exp of all logits.
 
     Attributes
@@ -67,8 +65,7 @@ class Partition:
     high: Doubles
 
 
-@dataclass(frozen=True, slots=True)
-class LogProb:
+class LogProb(NamedTuple):
     """Log-probabilities of given words.
 
     Attributes
@@ -98,11 +95,10 @@ Answer = TypeVar("Answer", TopK, Partition)
 
 def joined(answers: list[Answer]) -> Answer:
     """Return the answers for the parts of a batch as one answer for the batch."""
-    first = answers[0]
     if len(answers) == 1:
-        return first
-    names = [name for name in type(first).__dataclass_fields__ if getattr(first, name) is not None]
-    return type(first)(**{name: np.concatenate([getattr(each, name) for each in answers]) for name in names})
+        return answers[0]
+    fields: Any = (None if parts[0] is None else np.concatenate(parts) for parts in zip(*answers, strict=True))
+    return type(answers[0])(*fields)
 
 
 def split(hidden: Floats, step: int) -> list[Floats]:

@@ -19,7 +19,7 @@ from memhier.ann.decoder.calibration.cost import full_costs_less, listed_costs_l
 from memhier.ann.decoder.calibration.familiar import Familiarity
 from memhier.ann.decoder.calibration.settings import HEAD, METHODS, WAYS, Choices, Method, Settings
 from memhier.ann.decoder.engine.dram_engine import DramEngine
-from memhier.ann.decoder.engine.engine import CERTIFY_LIMIT, Engine
+from memhier.ann.decoder.engine.engine import CERTIFY_LIMIT, Engine, Walk
 from memhier.ann.decoder.engine.envelope import AS_IS, Doubles, Envelope, Shape
 from memhier.ann.decoder.engine.masked import full_among
 from memhier.ann.decoder.layer import Floats, OutputLayer, check_hidden, check_layer, logit_error
@@ -37,7 +37,10 @@ _FULL_BLOCK = 64  # states whose logits are held at a time
 
 def way_for(choices: Choices, batch: int) -> Method:
     """Return the way of the last choice, in ascending order of batches, whose batch is at most this one."""
-    return next((way for least, way in reversed(choices) if batch >= least), choices[0][1])
+    for least, way in reversed(choices):
+        if batch >= least:
+            return way
+    return choices[0][1]
 
 
 class LogitIndex:
@@ -64,15 +67,20 @@ class LogitIndex:
         self._audit = audit or PrecisionAudit(0.0, 0, settings.precision)
         self.digest: str = digest
         self._words, self._dimension = engine.codes.shape
-        self._familiarity = Familiarity(engine.codes.projection, settings.ranges, self._audit)
-        engine.keep(settings.candidates_most)
+        self._prepare()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore a pickled or copied index; it counts the states that it answers from zero."""
         self.__dict__.update(state)
         self._audit = copy(self._audit)
-        self._familiarity = Familiarity(self._engine.codes.projection, self._settings.ranges, self._audit)
-        self._engine.keep(self._settings.candidates_most)
+        self._prepare()
+
+    def _prepare(self) -> None:
+        settings, engine = self._settings, self._engine
+        self._familiarity = Familiarity(engine.codes.projection, settings.ranges, self._audit)
+        # A call after other work finds nothing in the caches, so that it makes as few objects as it can.
+        self._walks: dict[str, Walk] = {way: settings.walk(way) for way in ("graph", "screen")}
+        engine.keep(settings.candidates_most)
 
     @classmethod
     def build(
@@ -301,7 +309,7 @@ class LogitIndex:
         wanted = self._settings.k if k is None else check_int("k", k, 1, self._words, "words")
         if method is not None and method not in METHODS:
             raise ValueError(f"method={method!r}: expected one of {', '.join(METHODS)}")
-        among = check_allowed(allowed, len(states), self._words)
+        among = None if allowed is None else check_allowed(allowed, len(states), self._words)
         if among is not None and method != "full" and self._listing_pays(len(states), wanted, among):
             return self._engine.listed(states, wanted, among, prove=certify)
         way = method if method is not None and method != "auto" else self._way_to(len(states), wanted)
@@ -592,7 +600,10 @@ class LogitIndex:
 
     def _walked(self, states: Floats, k: int, way: Method, among: Allowed | None) -> TopK:
         """Walk the graph; the preview answers states too far away, or with too few rows found."""
-        found = self._engine.walk(states, k, self._settings.walk(way, among is not None), among)
+        walk = self._walks[way] if among is None else self._settings.walk(way, among=True)
+        found = self._engine.walk(states, k, walk, among)
+        if len(states) == 1 and found.indices.item(-1) >= 0:  # the comparison of arrays takes a fifth of a cold call
+            return found
         short = found.indices[:, -1] < 0
         if not short.any():
             return found

@@ -26,6 +26,7 @@ LOGITS_MOST = 1 << 23  # held at a time by a full product
 LARGEST = 1e15
 
 _BLOCK_BYTES = 32 << 20
+_FLOAT32 = np.dtype(np.float32)
 _ROWS_MOST = 2**31 - 1
 
 Floats: TypeAlias = npt.NDArray[np.float32]
@@ -186,13 +187,13 @@ def check_hidden(name: str, hidden: Any, dimension: int) -> Floats:
         For another dtype or dimension. The core refuses numbers that are not finite, as it reads all of them.
     """
     states = np.asarray(hidden)
+    if states.dtype is _FLOAT32 and states.ndim == 2 and states.shape[1] == dimension:
+        return np.ascontiguousarray(states)  # most calls: the rest would take a share of a call for one word
     if states.dtype.kind != "f":
         raise TypeError(f"{name}: expected an array of float32 or float16, got {states.dtype}")
     if states.ndim == 1:
         states = states[None]
     if states.ndim != 2 or states.shape[1] != dimension:
         raise ValueError(f"{name}: expected shape [n, {dimension}] as the layer's rows have, got {list(states.shape)}")
-    if states.dtype == np.float32:  # the rest would take a share of a call for one word
-        return np.ascontiguousarray(states)
     with np.errstate(over="ignore"):  # the core refuses infinity
         return np.ascontiguousarray(states, np.float32)

@@ -75,7 +75,9 @@ class Familiarity:
         The warning names the user's call.
         """
         self._calls += 1
-        if not len(self._ranges) or not len(hidden) or (self.checked >= _FIRST and self._calls % _EVERY):
+        if self.checked >= _FIRST and self._calls % _EVERY:
+            return False
+        if not len(self._ranges) or not len(hidden):
             return False
         norms = _norms(self._projection, hidden[:: max(1, len(hidden) // _AT_ONCE)][:_AT_ONCE], len(self._ranges))
         unlike = int(((norms < self._ranges[:, 0]) | (norms > self._ranges[:, 1])).any(1).sum())

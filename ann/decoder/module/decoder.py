@@ -186,16 +186,13 @@ class TopKSoftmax(nn.Module):
             found = index.topk(states, k, allowed=_arrays_of(allowed))
             return _shaped(found, hidden)
         way = index.way(len(states))
-        if self._weight is not None and way == "full" and (k is None or 0 < k <= index.shape[0]):
-            check_finite(check_hidden("hidden", states, index.shape[1]))
-            wanted = index.settings.k if k is None else k
-            values, indices = self._full(hidden.reshape(-1, hidden.shape[-1]), wanted)
-            values = values.float()
-        else:
-            found = index.topk(states, k, method=way if k is None else None)
-            return _shaped(found, hidden)
-        shape = (*hidden.shape[:-1], values.shape[-1])
-        return values.reshape(shape), indices.reshape(shape)
+        if self._weight is None or way != "full" or not (k is None or 0 < k <= index.shape[0]):
+            return _shaped(index.topk(states, k, method=way if k is None else None), hidden)
+        check_finite(check_hidden("hidden", states, index.shape[1]))
+        wanted = index.settings.k if k is None else k
+        values, indices = self._full(hidden.reshape(-1, hidden.shape[-1]), wanted)
+        shape = (*hidden.shape[:-1], wanted)
+        return values.float().reshape(shape), indices.reshape(shape)
 
     def certified_topk(
         self, hidden: Tensor, k: int | None = None, *, allowed: Any = None
@@ -455,6 +452,8 @@ def _arrays_of(allowed: Any) -> Any:
 
 
 def _shaped(found: TopK, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    if hidden.ndim == 2:
+        return torch.from_numpy(found.values), torch.from_numpy(found.indices)
     shape = (*hidden.shape[:-1], found.values.shape[-1])
     return torch.from_numpy(found.values).reshape(shape), torch.from_numpy(found.indices).reshape(shape)
 
@@ -502,7 +501,10 @@ def _states(hidden: Tensor, name: str = "hidden") -> npt.NDArray[np.float32]:
         raise ValueError(f"{name}: expected shape [..., D], got a single number")
     if hidden.device.type != "cpu":
         raise ValueError(f"{name} lies on {hidden.device}; expected the CPU")
-    states: npt.NDArray[np.float32] = hidden.detach().reshape(-1, hidden.shape[-1]).float().numpy()
+    if hidden.ndim != 2 or hidden.requires_grad or hidden.dtype != torch.float32:
+        # Each of these calls takes some percent of a decoder's, after a model's work.
+        hidden = hidden.detach().reshape(-1, hidden.shape[-1]).float()
+    states: npt.NDArray[np.float32] = hidden.numpy()
     return states
 
 

@@ -14,6 +14,11 @@ namespace memhier {
 namespace {
 
 constexpr std::size_t kLane = 64;
+constexpr std::size_t kRowsAhead = 2;  // directions on their way from memory while one is multiplied
+
+void prefetch(const float* values, std::size_t count) {
+  for (std::size_t i = 0; i < count; i += 16) __builtin_prefetch(values + i);
+}
 
 MEMHIER_CLONES
 void subtract(const float* left, const float* right, std::size_t count, float* out) {
@@ -125,6 +130,7 @@ void CodedQuery::assign(const Projection& projection, const float* hidden, std::
   }
   for (; done < turned_; ++done) {
     const float* row = projection.turn + done * dimension;
+    if (done + kRowsAhead < turned_) prefetch(row + kRowsAhead * dimension, dimension);
     z_[done] = bounds ? static_cast<float>(dot_away(row, hidden, projection.mean, dimension))
                       : dot_floats(row, away_.data(), dimension);
   }

@@ -1,0 +1,1 @@
+"""Output layers of language models at their real sizes."""
