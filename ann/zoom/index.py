@@ -137,9 +137,11 @@ class ZoomIndex(Closing):
             as a column of an iterable data set. The dtype is float32, float16, int8 or uint8. The index stores other
             floats, and other integers, as float32; it refuses integers that float32 does not hold exactly, nulls
             and rows of unlike lengths. ``[0, d]`` makes an index to be filled by :meth:`add`; give `grow_to` then. The
-            build reads vectors in blocks and never holds them all. It takes DRAM for the codes, 32 bytes a vector, a
-            training sample of at most 256 MiB twice and some 200 MiB of blocks, and up to three times the vectors' size
-            on disk.
+            build reads vectors in blocks and never holds them all. Its private memory does not grow with their number:
+            it takes at most 8 times `dram` and 192 MiB, and 256 KiB for each dimension beyond 128. Where most vectors
+            crowd in one place, a copy of the sample comes to that, up to 256 MiB. The sample and all arrays with an
+            entry for each vector are files beside the index, mapped into memory; the system takes their pages back
+            where others need them. With vectors on their way, they take up to three times the vectors' size on disk.
         ids
             Integers ``[n]`` other than -1, or strings of 1 to 1,024 bytes, each once; 0 to n - 1 when not given. The
             index keeps ids of that type.

@@ -1,6 +1,8 @@
 """The budget holds whatever is done with an index: filters, removals, additions and commits, measured byte by byte."""
 
 import shutil
+import subprocess
+import sys
 import threading
 import tracemalloc
 from functools import partial
@@ -9,7 +11,9 @@ import numpy as np
 import pytest
 
 from memhier.ann import ZoomIndex
-from memhier.ann.zoom.construction import build
+from memhier.ann.zoom import source
+from memhier.ann.zoom.construction import build, construct
+from memhier.ann.zoom.preview import clusters
 from memhier.ann.zoom.storage import fullview, layout
 from memhier.ann.zoom.storage.fullview import RowWriter, SortedRows, workspace_bytes
 from memhier.ann.zoom.storage.layout import IndexSizes, attribute_bytes, plan_layout, scan_bytes
@@ -249,3 +253,48 @@ def test_rows_are_sorted_with_one_bucket_in_memory(tmp_path, monkeypatch):
     rows.add(np.random.default_rng(0).permutation(count), np.zeros((count, 512), np.uint8))
     assert traced(lambda: [*rows.write(RowWriter(sink, 512))]) < 2 * bucket + (3 << 20)
     assert sink.length == count * 512
+
+
+def test_a_build_takes_no_dram_for_each_vector(tmp_path, monkeypatch):
+    """Three times the vectors in the same budget take the same DRAM, in blocks small enough to show it."""
+    monkeypatch.setattr(source, "_BLOCK_BYTES", 256 << 10)
+    monkeypatch.setattr(fullview, "_BUCKET_BYTES", 256 << 10)
+    monkeypatch.setattr(clusters, "_PIECE", 1 << 12)
+    monkeypatch.setattr(construct, "_ALL_SHUFFLED", 1 << 12)
+    few, many = 20_000, 60_000
+    vectors = make(many, dimension=16)
+
+    def peak(count):
+        path = tmp_path / str(count)
+        return traced(lambda: ZoomIndex.build(path, vectors[:count], dram="2MiB", grow_to=many).close())
+
+    peak(1_000)  # imports
+    assert peak(many) - peak(few) < 16 * (many - few)
+
+
+_BUILD = """
+import sys
+import numpy as np
+from memhier.ann import ZoomIndex
+from memhier.benchmarks.peers.account import PeakMemory, memory_now
+
+path, small, large = sys.argv[1:]
+ZoomIndex.build(path + "/small", small, dram="2MiB").close()  # loads the libraries
+before = memory_now()
+with PeakMemory() as peak:
+    ZoomIndex.build(path + "/large", large, dram="2MiB").close()
+print(peak.private_bytes - before)
+"""
+
+
+@pytest.mark.slow
+def test_the_private_memory_of_a_build_does_not_grow_with_the_vectors(tmp_path):
+    grown = []
+    np.save(tmp_path / "small.npy", make(2_000, dimension=32))
+    for count in (100_000, 400_000):
+        np.save(tmp_path / "large.npy", make(count, dimension=32))
+        (folder := tmp_path / str(count)).mkdir()
+        command = [sys.executable, "-c", _BUILD, folder, tmp_path / "small.npy", tmp_path / "large.npy"]
+        grown.append(int(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
+    assert max(grown) < 192 << 20
+    assert grown[1] - grown[0] < 16 << 20  # of 37 MiB that the further vectors take

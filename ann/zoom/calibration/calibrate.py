@@ -47,7 +47,7 @@ _LEAST_LISTS, _FIRST_PROBES, _MOST_PROBES = 2, 8, 2048
 _NEARLY_ALL = 1 / 3  # of the lists, beyond which a query is routed to all of them at first
 _COVERED = 0.9995  # of the neighbours; the lists of the rest are not looked for
 _CENTROIDS = 4096  # compared at a time
-_DIFFERENCES = 1 << 22  # of coordinates, held at a time
+_DIFFERENCES = 1 << 20  # of coordinates, held at a time
 _BLOCK = 64
 _HOPELESS = 2  # times the least cost found, beyond which no more lists are tried
 _ALONE_LOSS = 0.4  # of the loss allowed, where rows are read alone
@@ -277,7 +277,7 @@ class _Measure:
         sizes = np.sum([_list_costs(preview, part.starts) for part in parts], axis=0)
         self._probes = self._route()
         present = self._probes >= 0
-        self._sizes = np.where(present, sizes[self._probes], 0)
+        self._sizes = np.where(present, sizes[self._probes], 0).astype(np.int32)
         self._rank = _ranks(self._lists, self._probes)
         self._rungs: list[_Rung] = []
         away = np.empty(self._probes.shape, np.float32)
@@ -529,7 +529,7 @@ class _Rung:
     cost: float
 
 
-def _errors_alone(widths: Ints, known: npt.NDArray[np.bool_]) -> dict[float, float]:
+def _errors_alone(widths: npt.NDArray[np.uint8], known: npt.NDArray[np.bool_]) -> dict[float, float]:
     """Return by recall the standard errors that lose few enough neighbours if each is read alone."""
     lost = np.array([float((widths[known] > each).mean()) if known.any() else 0.0 for each in range(len(EPS))])
     fits = {recall: np.flatnonzero(lost <= _ALONE_LOSS * (1 - recall)) for recall in RECALLS}

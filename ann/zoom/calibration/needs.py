@@ -47,9 +47,9 @@ class Needs:
         float32 ``[q]``: the k-th distance that a scan assumes; it is too small where estimates are rough.
     """
 
-    widths: Ints
-    alone: Ints
-    ranks: Ints
+    widths: npt.NDArray[np.uint8]
+    alone: npt.NDArray[np.uint8]
+    ranks: npt.NDArray[np.int32]
     pages: Ints
     usual: Ints
     kth: Floats
@@ -145,14 +145,13 @@ class _Places:
     def __init__(self, truth: NeighbourTruth, k: int, limit: int) -> None:
         self._truth, self._k, self._limit = truth, k, limit
         count = len(truth.queries)
-        self._widths = np.full((count, k), len(EPS))
-        self._alone = np.full((count, k), len(EPS))
+        self._widths = np.full((count, k), len(EPS), np.uint8)
+        self._alone = np.full((count, k), len(EPS), np.uint8)
         self._ranks = np.full((len(EPS), count, k), limit, np.int32)
         self._left = np.zeros((len(EPS), count), np.int64)  # by the bounds
         self._kth = truth.distances[:, k - 1].copy()
-        # Places of the least bounds of the pages that each query reads, and how many of each width.
-        self._read = [np.empty(0, np.uint16)] * count
-        self._reads = np.zeros((count, len(EPS)), np.int64)
+        # By width, a bit for each place: whether it is that of the least bound of a page that the query reads.
+        self._read = [np.empty((len(EPS), 0), np.uint8)] * count
 
     def note(self, query: int, seen: _Seen, wanted: Ints) -> None:
         """Note the needs of one query, whose neighbours lie on the pages `wanted`."""
@@ -166,8 +165,9 @@ class _Places:
         self._left[:, query] = np.count_nonzero(seen.lower <= kth[:, None], axis=1)
         inside = seen.lower <= reached
         is_read = seen.ranks < np.count_nonzero(inside, axis=1)[:, None]
-        self._read[query] = seen.ranks[is_read].astype(np.uint16)
-        self._reads[query] = is_read.sum(axis=1)
+        places = np.zeros(seen.lower.shape, np.bool_)
+        places[np.nonzero(is_read)[0], seen.ranks[is_read]] = True
+        self._read[query] = np.packbits(places, axis=1)
         page = np.minimum(seen.pages.searchsorted(wanted[:k]), len(seen.pages) - 1)
         is_there = seen.pages[page] == wanted[:k]
         self._ranks[:, query] = np.where(is_there, seen.ranks[:, page], self._limit)
@@ -177,19 +177,18 @@ class _Places:
         self._alone[query] = _first((seen.positions[row] == neighbours) & inside[:, row])
 
     def needs(self) -> Needs:
-        """Return the needs, after all queries."""
+        """Return the needs, after all queries; called once."""
         limit = self._limit
         usual = np.maximum(1, np.median(self._left, axis=1) if self._left.size else np.ones(len(EPS))).astype(np.int64)
         times = np.clip(self._left / usual[:, None], 1, USUAL_MOST)
-        ranks = np.where(self._ranks < limit, _scaled(self._ranks, times[:, :, None]), limit)
+        for ranks, each in zip(self._ranks, times, strict=True):
+            ranks[:] = np.where(ranks < limit, _scaled(ranks, each[:, None]), limit)
         pages = np.zeros(len(EPS) * (limit + 1), np.int64)
-        for start in range(0, len(self._read), _BLOCK):
-            part = slice(start, start + _BLOCK)
-            reads, places = self._reads[part].ravel(), np.concatenate(self._read[part])
-            scaled = np.minimum(_scaled(places, np.repeat(times.T[part].ravel(), reads)), limit)
-            width = np.repeat(np.tile(np.arange(len(EPS)), len(self._read[part])), reads)
+        for query, packed in enumerate(self._read):
+            width, place = np.nonzero(np.unpackbits(packed, axis=1))
+            scaled = np.minimum(_scaled(place, times[width, query]), limit)
             pages += np.bincount(width * (limit + 1) + scaled, minlength=len(pages))
-        return Needs(self._widths, self._alone, ranks, pages.reshape(len(EPS), -1), usual, self._kth)
+        return Needs(self._widths, self._alone, self._ranks, pages.reshape(len(EPS), -1), usual, self._kth)
 
 
 def lists_of(parts: Parts, positions: Ints) -> Ints:

@@ -1,6 +1,6 @@
 """Exact neighbours of some queries, found while all vectors stream by."""
 
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import faiss
 import numpy as np
@@ -75,13 +75,13 @@ class NeighbourTruth:
         self.distances = np.take_along_axis(near, order, 1)
         self.found = np.take_along_axis(found, order, 1)
 
-    def finish(self, position_of: Ints | None = None) -> None:
+    def finish(self, position_of: npt.NDArray[Any] | None = None) -> None:
         """Turn numbers into positions where they differ, and drop entries without a neighbour; after all vectors."""
         # To a zero query everything is equally near by cosine and inner product: it has no neighbours to find.
         sound = np.isfinite(self.distances) & (self._norms > 0)[:, None]
         if position_of is not None:
-            self.found = position_of[self.found]
-            self.own = np.where(self.own >= 0, position_of[self.own], -1)
+            self.found = position_of[self.found].astype(np.int64)
+            self.own = np.where(self.own >= 0, position_of[self.own].astype(np.int64), -1)
         self.found = np.where(sound, self.found, -1)
         # Columns that no query fills do not count.
         self.neighbours = int(sound.any(axis=0).sum())

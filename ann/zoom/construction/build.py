@@ -21,7 +21,7 @@ from memhier.ann.zoom.payload.stored import write_records
 from memhier.ann.zoom.preview.preview import Coding, Preview
 from memhier.ann.zoom.preview.space import Metric, PreviewSpace, fit_space
 from memhier.ann.zoom.source import VectorSource, open_source
-from memhier.ann.zoom.storage.arrays import compact_ids
+from memhier.ann.zoom.storage.arrays import compact_dtype, compact_ids
 from memhier.ann.zoom.storage.catalog import Description, write_preview
 from memhier.ann.zoom.storage.fullview import RowWriter
 from memhier.ann.zoom.storage.ids import Ids
@@ -82,8 +82,9 @@ def _write_source(
     options: BuildOptions,
 ) -> None:
     scratch = store.path / "tmp"
-    names = Ids(np.arange(source.count, dtype=np.int64), None) if ids is None else ids
-    if len(names) != source.count:
+    # Without ids, vectors have their numbers, which are held nowhere.
+    names = Ids(np.empty(0, np.int64), None) if ids is None else ids
+    if ids is not None and len(names) != source.count:
         raise ValueError(
             f"ids has {counted(len(names), 'entry')} for {counted(source.count, 'vector')}: expected one for each"
         )
@@ -92,11 +93,11 @@ def _write_source(
     columns = {} if attributes is None else as_columns(attributes, source.count)
     schema = merged_schema({}, columns, source.count)
     documents.finish(source.count, schema)
-    stored_ids = compact_ids(names.numbers)
+    stored_ids = None if ids is None else compact_ids(names.numbers)
     row_bytes = source.dtype.itemsize * source.dimension
     most = max(source.count, options.grow_to, 1)
     sizes = IndexSizes(
-        most, source.dimension, options.metric, options.coding, row_bytes, stored_ids.itemsize,
+        most, source.dimension, options.metric, options.coding, row_bytes, compact_dtype(names.numbers).itemsize,
         reader_bytes(scratch, options.dram), text_pages_for(names, most), filtered=bool(schema),
         growing=most > source.count, record_bytes=-(-documents.record_bytes * most // max(1, source.count)),
         item_bytes=-(-item_bytes(columns) * most // max(1, source.count)),
@@ -117,7 +118,7 @@ def _write_source(
         about = replace(
             _describe(source, space, made.preview, layout, names, schema, options),
             next_part=1,
-            next_id=max(int(stored_ids.max()) + 1, 0) if names.texts is None else 0,
+            next_id=_next_id(names, source.count),
             trained_on=source.count,
             calibration=made.calibration,
             parts=[made.arrays.entry("p0")],
@@ -134,6 +135,13 @@ def _write_source(
                 write_texts(tx, "p0-texts", in_order(names.texts.take, made.order))
             write_records(tx, "p0-docs", documents.records(made.order, reader))
             _commit(tx, about)
+
+
+def _next_id(names: Ids, count: int) -> int:
+    """Return the first integer above all ids of `count` vectors, 0 beside strings."""
+    if names.texts is not None:
+        return 0
+    return max(int(names.numbers.max()) + 1, 0) if len(names) else count
 
 
 def _commit(tx: Transaction, about: Description) -> None:

@@ -11,8 +11,9 @@ import numpy.typing as npt
 from memhier.ann.zoom.calibration.calibrate import Calibration
 from memhier.ann.zoom.calibration.mixtures import calibrate_both, play_queries
 from memhier.ann.zoom.calibration.truth import QUERIES
+from memhier.ann.zoom.construction.mapped_array import mapped_array
 from memhier.ann.zoom.pauses import pause
-from memhier.ann.zoom.preview.clusters import deal_out, training_rows
+from memhier.ann.zoom.preview.clusters import deal_out, pieces_of, sizes_of, training_rows
 from memhier.ann.zoom.preview.codes import CodeBook
 from memhier.ann.zoom.preview.preview import Preview, train_preview
 from memhier.ann.zoom.preview.routing.router import Router
@@ -27,7 +28,9 @@ from memhier.ann.zoom.storage.pages import page_order
 __all__ = ["BOOK_ROWS", "Constructed", "construct", "held_out_rows"]
 
 BOOK_ROWS = 8192  # of the sample, that a code book is learned from, at least
-_SAMPLE_BLOCK = 8192
+_SAMPLE_BYTES = 4 << 20  # of vectors on their way into the sample
+_ALL_SHUFFLED = 1 << 20  # vectors: to shuffle the numbers of more takes DRAM that grows with them
+_ENCODED = 2048  # vectors at a time: each takes a dozen copies
 _HELD_OUT_MOST = 8  # at most one vector in as many is held out from training as a query
 
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -47,43 +50,38 @@ class Constructed:
         The effort for each recall.
     rows
         The full vectors, staged to be written in list order.
-    positions
-        int64 ``[n]``: the place of each vector of the source in list order.
+    order
+        Integers ``[n]``: the number in the source of each row in list order.
     """
 
     preview: Preview
     arrays: PartArrays
     calibration: Calibration
     rows: SortedRows
-    positions: Ints
-
-    @property
-    def order(self) -> Ints:
-        """Number in the source of each row in list order, int64 ``[n]``."""
-        order = np.empty_like(self.positions)
-        order[self.positions] = np.arange(len(order))
-        return order
+    order: npt.NDArray[Any]
 
 
 def construct(
     source: VectorSource,
-    ids: npt.NDArray[Any],
+    ids: npt.NDArray[Any] | None,
     space: PreviewSpace,
     layout: IndexLayout,
     seed: int,
     scratch: Path,
     bar: Any,
 ) -> Constructed:
-    """Train, assign, encode and calibrate; `ids` are those of the vectors of `source`.
+    """Train, assign, encode and calibrate; `ids` are those of the vectors of `source`, None for their numbers.
 
-    Reads the source three times, and stages its vectors in files under `scratch`. `bar` shows the vectors done.
+    Reads the source three times, and stages its vectors in files under `scratch`. `bar` shows the vectors done. Arrays
+    with an entry for each vector are files there, mapped into memory, so DRAM does not grow with their number.
     """
-    held_out = _held_out(source.count, seed)
-    preview = _train(source, space, layout, held_out, seed)
+    count, number = source.count, np.dtype(np.uint32 if source.count < 2**32 else np.int64)
+    held_out = _held_out(count, seed)
+    preview = _train(source, space, layout, held_out, seed, scratch)
     bar.set_description("assign")
-    lists = np.empty(source.count, np.int32)
+    lists = mapped_array(scratch, (count,), np.int32)
     # The held-out vectors act as queries, so they go through the queries' map.
-    truth = play_queries(space, source.take(held_out).astype(np.float32), held_out, source.count, seed)
+    truth = play_queries(space, source.take(held_out).astype(np.float32), held_out, count, seed)
     assigner = preview.assigner()
     for start, block in source.blocks():
         pause()
@@ -95,20 +93,40 @@ def construct(
     centroids = preview.router.centroids.astype(np.float32)
     if deal_out(lists, centroids).any():
         preview = replace(preview, router=Router.build(centroids))
-    positions, starts = _list_order(lists, layout.lists)
+    starts = np.concatenate([[0], np.cumsum(sizes_of(lists, layout.lists))]).astype(np.int64)
     bar.set_description("encode")
-    rows = SortedRows(source.count, source.dtype.itemsize * source.dimension, scratch)
-    preview, codes, numbers = _encode(source, space, preview, lists, positions, rows, bar)
+    rows = SortedRows(count, source.dtype.itemsize * source.dimension, scratch)
+    staged = _Staged(
+        mapped_array(scratch, (count, preview.book.code_bytes), np.uint8),
+        mapped_array(scratch, (2 if preview.coding == "rabitq" else 0, count), np.uint16),
+        mapped_array(scratch, (count,), number),
+        rows,
+    )
+    preview = _encode(source, space, preview, lists, starts, staged, bar)
     if isinstance(preview.book, CodeBook):
-        _put_in_pages(preview.book, codes, numbers, starts, positions, rows)
-    preview.arrange(codes)
-    truth.finish(positions)
+        _put_in_pages(preview.book, starts, staged, mapped_array(scratch, (count,), number))
+    preview.arrange(staged.codes)
+    truth.finish(staged.positions)
     bar.set_description("calibrate")
-    calibration = calibrate_both(preview, [CodedPart(starts, codes, numbers)], truth, rows.row_bytes)
-    ordered = np.empty_like(ids)
-    ordered[positions] = ids
-    arrays = PartArrays(starts, codes, numbers, ordered)
-    return Constructed(preview, arrays, calibration, rows, positions)
+    coded = CodedPart(starts, staged.codes, staged.numbers)
+    calibration = calibrate_both(preview, [coded], truth, rows.row_bytes)
+    order = mapped_array(scratch, (count,), number)
+    ordered = order if ids is None else mapped_array(scratch, (count,), ids.dtype)
+    for part in pieces_of(count):
+        order[staged.positions[part]] = np.arange(part.start, part.stop)
+        if ids is not None:
+            ordered[staged.positions[part]] = ids[part]
+    return Constructed(preview, PartArrays(starts, staged.codes, staged.numbers, ordered), calibration, rows, order)
+
+
+@dataclass(frozen=True, slots=True)
+class _Staged:
+    """The vectors of a source on their way into list order: codes and numbers there, and the position of each."""
+
+    codes: npt.NDArray[np.uint8]
+    numbers: npt.NDArray[np.uint16]
+    positions: npt.NDArray[Any]
+    rows: SortedRows
 
 
 def held_out_rows(count: int) -> int:
@@ -118,25 +136,32 @@ def held_out_rows(count: int) -> int:
 
 def _held_out(count: int, seed: int) -> Ints:
     """Return the vectors that play queries, ascending; few of a small index, which trains on the rest."""
-    chosen = np.random.default_rng([seed, 1]).permutation(count)[: held_out_rows(count)]
-    return np.sort(chosen).astype(np.int64)
+    return np.sort(_drawn(count, held_out_rows(count), np.random.default_rng([seed, 1])))
 
 
-def _train(source: VectorSource, space: PreviewSpace, layout: IndexLayout, held_out: Ints, seed: int) -> Preview:
+def _drawn(count: int, wanted: int, random: np.random.Generator) -> Ints:
+    """Return so many different numbers below `count`, in random order; of very many, one of each of as many runs."""
+    if count <= _ALL_SHUFFLED:
+        return random.permutation(count)[:wanted]
+    edges = np.arange(wanted + 1) * count // wanted
+    return random.permutation(edges[:-1] + random.integers(np.diff(edges)))
+
+
+def _train(
+    source: VectorSource, space: PreviewSpace, layout: IndexLayout, held_out: Ints, seed: int, scratch: Path
+) -> Preview:
     # Lists made with a query in them would find its neighbours too well.
-    random = np.random.default_rng(seed)
     wanted = training_rows(layout.lists, layout.padded, BOOK_ROWS)
     spare = source.count - len(held_out)
     if spare < max(layout.lists, 2 * len(held_out)):
-        rows = np.arange(source.count)  # too few to leave any out
+        rows = np.arange(source.count)[:wanted]  # too few to leave any out
     else:
-        drawn = random.permutation(source.count)[: wanted + len(held_out)]
-        rows = drawn[~np.isin(drawn, held_out)]
-    rows = np.sort(rows[:wanted])
-    wanted = len(rows)
-    sample = np.empty((wanted, layout.padded), np.float32)
-    for start in range(0, wanted, _SAMPLE_BLOCK):  # its own copies are in double precision
-        part = slice(start, start + _SAMPLE_BLOCK)
+        rows = _drawn(source.count, min(source.count, wanted + len(held_out)), np.random.default_rng(seed))
+        rows = np.sort(rows[~np.isin(rows, held_out)][:wanted])
+    sample = mapped_array(scratch, (len(rows), layout.padded), np.float32)
+    step = max(1, _SAMPLE_BYTES // (4 * layout.padded))
+    for start in range(0, len(rows), step):  # its own copies are in double precision
+        part = slice(start, start + step)
         sample[part] = space.vectors(source.take(rows[part]))
     inner = space.metric == "ip"
     made = train_preview(
@@ -145,53 +170,53 @@ def _train(source: VectorSource, space: PreviewSpace, layout: IndexLayout, held_
     return replace(made, on_ssd=layout.on_ssd)
 
 
-def _list_order(lists: npt.NDArray[np.int32], count: int) -> tuple[Ints, Ints]:
-    """Return the position of each vector in list order, and where the lists start."""
-    positions = np.empty(len(lists), np.int64)
-    positions[np.argsort(lists, kind="stable")] = np.arange(len(lists))
-    starts = np.concatenate([[0], np.cumsum(np.bincount(lists, minlength=count))]).astype(np.int64)
-    return positions, starts
-
-
 def _encode(
     source: VectorSource,
     space: PreviewSpace,
     preview: Preview,
     lists: npt.NDArray[np.int32],
-    positions: Ints,
-    rows: SortedRows,
+    starts: Ints,
+    staged: _Staged,
     bar: Any,
-) -> tuple[Preview, npt.NDArray[np.uint8], npt.NDArray[np.uint16]]:
-    """Return the preview with its radii, and codes and numbers in list order; stage the vectors for writing."""
-    codes = np.empty((source.count, preview.book.code_bytes), np.uint8)
-    numbers = np.empty((2 if preview.coding == "rabitq" else 0, source.count), np.uint16)
-    squared = np.zeros(preview.lists)
+) -> Preview:
+    """Return the preview with its radii; stage codes, numbers, positions and vectors."""
+    squared, free = np.zeros(preview.lists), starts[:-1].copy()
     for start, block in source.blocks():
         pause()
-        part = slice(start, start + len(block))
-        place = positions[part]
-        codes[place], numbers[:, place], radii = preview.encode(preview.turn(space.vectors(block)), lists[part])
-        squared += np.bincount(lists[part], radii, preview.lists)
-        rows.add(place, raw_rows(block))
+        turned, end = preview.turn(space.vectors(block)), start + len(block)
+        place = _next_places(lists[start:end], free)
+        for low in range(0, len(block), _ENCODED):
+            of_block, of_all = slice(low, low + _ENCODED), slice(start + low, min(start + low + _ENCODED, end))
+            codes, numbers, radii = preview.encode(turned[of_block], lists[of_all])
+            staged.codes[place[of_block]], staged.numbers[:, place[of_block]] = codes, numbers
+            squared += np.bincount(lists[of_all], radii, preview.lists)
+        staged.positions[start:end] = place
+        staged.rows.add(place, raw_rows(block))
         bar.update(len(block))
-    return preview.with_radii(squared, np.bincount(lists, minlength=preview.lists)), codes, numbers
+    return preview.with_radii(squared, np.diff(starts))
 
 
-def _put_in_pages(
-    book: CodeBook,
-    codes: npt.NDArray[np.uint8],
-    numbers: npt.NDArray[np.uint16],
-    starts: Ints,
-    positions: Ints,
-    rows: SortedRows,
-) -> None:
-    """Change the order within lists, in place, so that vectors near each other share a page."""
-    borders = np.union1d(starts, rows.borders)
-    order = page_order(book, codes, numbers, borders, rows.row_bytes)
-    for low, high in itertools.pairwise(borders.tolist()):  # so that little is copied
+def _next_places(lists: npt.NDArray[np.int32], free: Ints) -> Ints:
+    """Return the next free place in the list of each vector, and move `free`, those of all lists, on."""
+    order, counts = np.argsort(lists, kind="stable"), np.bincount(lists, minlength=len(free))
+    place = np.empty(len(lists), np.int64)
+    place[order] = np.arange(len(lists)) + (free - np.cumsum(counts) + counts)[lists[order]]
+    free += counts
+    return place
+
+
+def _put_in_pages(book: CodeBook, starts: Ints, staged: _Staged, places: npt.NDArray[Any]) -> None:
+    """Change the order within lists, in place, so that vectors near each other share a page.
+
+    `places` takes the new place of each position.
+    """
+    codes, numbers, rows = staged.codes, staged.numbers, staged.rows
+    for low, high in itertools.pairwise([*rows.borders.tolist(), len(codes)]):  # so that little is copied
         part = slice(low, high)
-        codes[part], numbers[:, part] = codes[order[part]], numbers[:, order[part]]
-    places = np.empty(len(order), np.uint32 if len(order) < 2**32 else np.int64)
-    places[order] = np.arange(len(order))
-    positions[:] = places[positions]
+        borders = np.union1d([0, high - low], starts[(starts > low) & (starts < high)] - low)
+        order = page_order(book, codes[part], numbers[:, part], borders, rows.row_bytes, low)
+        codes[part], numbers[:, part] = codes[low + order], numbers[:, low + order]
+        places[low + order] = np.arange(low, high)
+    for part in pieces_of(len(codes)):
+        staged.positions[part] = places[staged.positions[part]]
     rows.move(places)

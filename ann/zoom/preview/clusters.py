@@ -7,6 +7,7 @@ that no division makes shorter, as of copies of one vector, is dealt into severa
 """
 
 import heapq
+from collections.abc import Iterator
 from typing import TypeAlias
 
 import faiss
@@ -21,6 +22,8 @@ __all__ = [
     "apportion",
     "assigning_work",
     "deal_out",
+    "pieces_of",
+    "sizes_of",
     "train_centroids",
     "training_rows",
     "training_work",
@@ -35,6 +38,7 @@ _ROWS_PER_CENTROID = 48
 _SAMPLE_BYTES = 256 << 20
 LONGEST = 4  # times the mean: the most rows of a list
 _LOOKED_AT = 4  # candidates for each list that is given up
+_PIECE = 1 << 18  # vectors
 _SEEDS = 2**31 - 1  # the limit of faiss; a divided cluster adds its number to the seed of the index
 
 Floats: TypeAlias = npt.NDArray[np.float32]
@@ -91,9 +95,10 @@ def _two_levels(sample: Floats, lists: int, seed: int) -> tuple[Floats, list[Int
     centroids, clusters = [], []
     for number, (rows, share) in enumerate(zip(groups, shares.tolist(), strict=True)):
         if share:
-            fine = _kmeans(sample[rows], share, seed + number)
+            some = sample[rows]
+            fine = _kmeans(some, share, seed + number)
             centroids.append(fine)
-            clusters += [rows[each] for each in _members(_nearest(sample[rows], fine), share)]
+            clusters += [rows[each] for each in _members(_nearest(some, fine), share)]
     return np.concatenate(centroids), clusters
 
 
@@ -140,7 +145,7 @@ def deal_out(lists: npt.NDArray[np.int32], centroids: Floats) -> npt.NDArray[np.
     """
     count = len(centroids)
     most = -(-LONGEST * len(lists) // count)
-    sizes = np.bincount(lists, minlength=count)
+    sizes = sizes_of(lists, count)
     long = np.flatnonzero(sizes > most)
     changed = np.zeros(count, np.bool_)
     if not len(long):
@@ -155,8 +160,12 @@ def deal_out(lists: npt.NDArray[np.int32], centroids: Floats) -> npt.NDArray[np.
         nearest = int(np.where(room >= sizes[each], away, np.inf).argmin())
         room[nearest] -= sizes[each]
         number[each] = nearest
-    lists[:] = number[lists]
-    rows = np.flatnonzero(np.isin(lists, long))
+    is_long = sizes > most
+    found = [np.empty(0, np.int64)]
+    for part in pieces_of(len(lists)):
+        lists[part] = number[lists[part]]
+        found.append(part.start + np.flatnonzero(is_long[lists[part]]))
+    rows = np.concatenate(found)
     rows = rows[np.argsort(lists[rows], kind="stable")]
     for each, share in zip(long.tolist(), pieces.tolist(), strict=True):
         taken, free = free[: share - 1], free[share - 1 :]
@@ -165,6 +174,20 @@ def deal_out(lists: npt.NDArray[np.int32], centroids: Floats) -> npt.NDArray[np.
         lists[own] = np.sort(np.append(taken, each))[np.arange(len(own)) * share // len(own)]
         centroids[taken], changed[taken] = centroids[each], True
     return changed
+
+
+def sizes_of(lists: npt.NDArray[np.int32], count: int) -> Ints:
+    """Return the number of vectors of each of `count` lists, from the list of each vector."""
+    sizes = np.zeros(count, np.int64)
+    for part in pieces_of(len(lists)):
+        sizes += np.bincount(lists[part], minlength=count)
+    return sizes
+
+
+def pieces_of(count: int) -> Iterator[slice]:
+    """Yield slices of some hundred thousand, which together are `count` long: copies of all would take much DRAM."""
+    for start in range(0, count, _PIECE):
+        yield slice(start, min(start + _PIECE, count))
 
 
 def _cheapest(centroids: Floats, sizes: Ints, lists: Ints, count: int) -> Ints:
@@ -201,8 +224,10 @@ def apportion(sizes: Ints, lists: int) -> Ints:
 def _distinct(sample: Floats, most: int) -> Floats | None:
     """Return the distinct vectors of a sample; None if there are more than `most`."""
     rows = np.ascontiguousarray(sample).view(np.dtype((np.void, sample[0].nbytes)))[:, 0]
-    for count in (2 * most + _FLAT_LISTS, len(rows)):  # mostly a few rows show that there are many
-        first = np.unique(rows[:count], return_index=True)[1]
+    step, first = 2 * most + _FLAT_LISTS, np.empty(0, np.int64)
+    for start in range(0, len(rows), step):  # mostly a few rows show that there are many
+        some = np.append(first, np.arange(start, min(start + step, len(rows))))
+        first = some[np.unique(rows[some], return_index=True)[1]]
         if len(first) > most:
             return None
     return sample[np.sort(first)]

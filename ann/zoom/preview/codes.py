@@ -25,6 +25,7 @@ _STEP = {1: 1.596, 2: 0.996, 4: 0.335, 8: 0.031}
 _ERROR = {0: 1.0, 1: 0.3634, 2: 0.1188, 4: 0.01154, 8: 0.00012}
 _SCALES = (0.75, 0.87, 1.0, 1.15, 1.33)  # tried for each vector; more scales lower the error by less than 2 %
 _MANY_ROWS = 1024  # from which on BLAS's threads pay; fewer queries, from several threads, would wait for them
+_TRAINED = 2048  # residuals looked at together
 _HALF_MAX, _HALF_LEAST = 65504.0, 2.0**-24
 _BYTE, _UNKNOWN = 256, 255  # values of a byte, and the value of an unknown error
 # Room for factors and errors beyond those of the sample: beyond it, a factor is wrong by more, and an error is unknown.
@@ -272,7 +273,11 @@ def train_codes(
     dimension = residuals.shape[1]
     if not rotate:
         return _order_axes(residuals, code_bytes, least)
-    covariance = residuals.T.astype(np.float64) @ residuals / len(residuals)
+    covariance = np.zeros((dimension, dimension))
+    for start in range(0, len(residuals), _TRAINED):
+        some = residuals[start : start + _TRAINED].astype(np.float64)
+        covariance += some.T @ some
+    covariance /= len(residuals)
     variance, axes = np.linalg.eigh(covariance)
     variance, axes = np.maximum(variance[::-1], 0), axes[:, ::-1]
     total = float(variance.sum())
@@ -328,16 +333,10 @@ def _order_axes(residuals: Floats, code_bytes: int, least: float) -> CodeBook:
 
 def _with_ratios(book: CodeBook, residuals: Floats) -> CodeBook:
     """Return the book with scales that suit the factors and errors of a sample of residuals."""
-    turned = book.turn(residuals)
-    norms = np.sqrt(np.einsum("ij,ij->i", turned, turned))
-    turned, norms = turned[norms > 0], norms[norms > 0]
-    if not len(turned):
-        turned, norms = book.turn(np.ones((1, residuals.shape[1]), np.float32)), np.ones(1, np.float32)
-    coded = len(book.alpha)
-    _, values, factors = book.fields_of(turned)
-    wrong = turned[:, :coded] - factors[:, None] * values
-    error = np.square(wrong) @ book.share[:coded] + np.square(turned[:, coded:]) @ book.share[coded:]
-    factors, error = factors[factors > 0] / norms[factors > 0], np.sqrt(error) / norms
+    found = [_relative(book, residuals[start : start + _TRAINED]) for start in range(0, len(residuals), _TRAINED)]
+    if not sum(len(error) for _, error in found):
+        found = [_relative(book, np.ones((1, residuals.shape[1]), np.float32))]
+    factors, error = (np.concatenate(each) for each in zip(*found, strict=True))
     least, most = float(factors.min(initial=1)), float(factors.max(initial=1e-30))
     largest = max(float(error.max()), 2.0**-20)
     smallest = max(float(error.min()), _ERROR_RANGE * largest)
@@ -346,6 +345,18 @@ def _with_ratios(book: CodeBook, residuals: Floats) -> CodeBook:
         _scale(smallest / _ERROR_ROOM, largest * _ERROR_ROOM, _UNKNOWN - 1),
     ]
     return replace(book, ratios=np.array(scales, np.int32).ravel())
+
+
+def _relative(book: CodeBook, residuals: Floats) -> tuple[Floats, Floats]:
+    """Return the factors above zero and the errors of residuals, relative to their length; without those of zero."""
+    turned = book.turn(residuals)
+    norms = np.sqrt(np.einsum("ij,ij->i", turned, turned))
+    turned, norms = turned[norms > 0], norms[norms > 0]
+    coded = len(book.alpha)
+    _, values, factors = book.fields_of(turned)
+    wrong = turned[:, :coded] - factors[:, None] * values
+    error = np.square(wrong) @ book.share[:coded] + np.square(turned[:, coded:]) @ book.share[coded:]
+    return factors[factors > 0] / norms[factors > 0], np.sqrt(error) / norms
 
 
 def _scale(least: float, most: float, steps: int) -> tuple[int, int]:

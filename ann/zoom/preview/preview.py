@@ -341,7 +341,8 @@ def train_preview(
     centroids = centroids[list_order(centroids)]
     rows = np.random.default_rng([seed, 3]).permutation(len(sample))[:BOOK_ROWS_MOST]
     member = Assigner(centroids, seed).assign(sample[rows])
-    residuals = sample[rows] - centroids[member]
+    residuals = sample[rows]
+    residuals -= centroids[member]
     book: CodeBook | ProductBook
     if coding == "pq":
         book = train_product(residuals, sample.shape[1] // code_bytes, seed)
