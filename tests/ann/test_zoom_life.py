@@ -18,7 +18,7 @@ from memhier.ann.zoom.renewal import life, merge
 from memhier.ann.zoom.storage import layout
 from memhier.ann.zoom.storage.arrays import PartArrays
 from memhier.ann.zoom.storage.catalog import KIND, Description, load_preview
-from memhier.ann.zoom.storage.part import PartFiles
+from memhier.ann.zoom.storage.part import IndexPart, PartFiles
 from memhier.errors import BudgetError, LockedError
 from memhier.fields import stored_array
 from memhier.io.reader import Reader
@@ -258,6 +258,34 @@ def test_a_commit_drops_what_was_removed_once_it_is_half_of_a_part(tmp_path):
         assert again.stats["scanned"] == found.stats["scanned"]
     with Store.open(path, kind=KIND) as store:
         np.testing.assert_array_equal(stored_array(store, "radii", np.float32, (len(radii),)), radii)
+
+
+def test_radii_that_follow_the_changes_are_those_of_all_rows(tmp_path):
+    """A commit looks at the rows that it writes, and drops; the rest it takes from the radii before."""
+    path, random, vectors = tmp_path / "index", np.random.default_rng(3), make(3000)
+    with ZoomIndex.build(path, vectors[:1500], dram="4MiB", grow_to=6000) as index:
+        for start in range(1500, 3000, 300):
+            index.add(vectors[start : start + 300] * random.uniform(0.9, 1.2))
+            index.remove(random.choice(np.concatenate([*index.ids()]), 200, replace=False))
+            index.commit(compact=False)
+    with Store.open(path, kind=KIND) as store:
+        about = stored(path)
+        preview = load_preview(store, about)
+        arrays = [PartArrays.load(store, part, preview) for part in about.parts]
+        np.testing.assert_allclose(preview.radii, merge.radii_of(arrays, preview), rtol=1e-3)
+
+
+@pytest.mark.parametrize("count", [1, 63, 64, 65, 1000])
+def test_rows_removed_since_are_those_of_one_bitmap_alone(count):
+    random = np.random.default_rng(count)
+    none = np.empty((count, 0), np.uint8)
+    whole = IndexPart("p0", PartArrays(np.array([0, count]), none, none.T, np.arange(count)), 0, 128)
+    first, second = (np.flatnonzero(random.random(count) < 0.3) for _ in range(2))
+    before, after = whole.without(first), whole.without(first).without(second)
+    np.testing.assert_array_equal(after.removed_since(before.alive), np.setdiff1d(second, first))
+    np.testing.assert_array_equal(after.removed_since(None), np.union1d(first, second))
+    for same in (whole.removed_since(None), before.removed_since(before.alive)):
+        assert not len(same)
 
 
 def test_a_commit_makes_an_index_anew_that_has_changed_by_three_tenths(tmp_path, renewed, joined):

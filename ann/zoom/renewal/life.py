@@ -37,6 +37,7 @@ from memhier.ann.zoom.renewal.merge import (
     first_to_join,
     merge_parts,
     merged_bytes,
+    radii_after,
     radii_of,
     write_carried,
 )
@@ -407,8 +408,8 @@ class IndexWriter:
                 write_preview(tx, preview)
                 about = replace(about, space=state.space, calibration=state.calibration)
             self._publish(tx, replace(about, next_part=about.next_part + 1, pending=pending), durable=False)
+        preview = replace(preview, radii=radii_after(state.parts, preview, [], [arrays]))
         parts = (*state.parts, self._files.open(name, arrays, state.row_bytes, state.schema))
-        preview = replace(preview, radii=radii_of([part.arrays for part in parts], preview))
         return replace(state, parts=parts, preview=preview, fresh=fresh.emptied())
 
     def _commit_made(self, state: IndexSnapshot, few: int) -> IndexSnapshot:
@@ -464,12 +465,17 @@ class IndexWriter:
         try:
             with self._begin() as tx:
                 entries, parts = self._written(tx, kept, state)
-                pieces = [piece.arrays if isinstance(piece, IndexPart) else piece.spread for piece in kept]
+                gone: list[PartArrays | StoredArrays | Spread] = [part.arrays for part in state.parts[first:]]
+                come: list[PartArrays | StoredArrays | Spread] = []
+                if made is not None:
+                    assert made.before is not None
+                    gone.append(made.before)
+                    come.append(made.spread)
                 if any(part.alive_count for part in state.parts[first:]):
                     merged = self._merge(tx, name, state, first)
                     entries.append(merged.arrays.entry(name))
-                    pieces.append(merged.arrays)
-                preview = replace(state.preview, radii=radii_of(pieces, state.preview))
+                    come.append(merged.arrays)
+                preview = replace(state.preview, radii=radii_after(state.parts, state.preview, gone, come))
                 tx.segment("radii").append(preview.radii)
                 about = replace(about, next_part=about.next_part + 1, parts=entries, pending=[])
                 self._publish(tx, about, durable=True)
@@ -478,7 +484,8 @@ class IndexWriter:
                 made.drop()
             raise
         self._lost = True  # until the parts are open, the committed state is not the state in memory
-        opened = [part or self._load(entry, state) for part, entry in zip(parts, entries, strict=False)]
+        known = None if made is None else made.arrays
+        opened = [part or self._load(entry, state, known) for part, entry in zip(parts, entries, strict=False)]
         if merged is not None:
             opened.append(self._files.open(name, merged.arrays, state.row_bytes, state.schema))
         self._lost = False
@@ -497,12 +504,12 @@ class IndexWriter:
             if any(part.alive_count for part in state.parts[first:]):
                 merged = self._merge(tx, name, state, first)
             entries = [] if merged is None else [merged.arrays.entry(name)]
-            pieces = [part.arrays for part in kept] + ([] if merged is None else [merged.arrays])
+            gone, come = [part.arrays for part in state.parts[first:]], [] if merged is None else [merged.arrays]
+            preview = replace(state.preview, radii=radii_after(state.parts, state.preview, gone, come))
             pending = about.pending[: first - len(about.parts)] + entries
             self._publish(tx, replace(about, next_part=about.next_part + 1, pending=pending), durable=False)
         if merged is not None:
             kept = (*kept, self._files.open(name, merged.arrays, state.row_bytes, state.schema))
-        preview = replace(state.preview, radii=radii_of(pieces, state.preview))
         return replace(state, parts=kept, preview=preview, hot=state.hot.within([part.file for part in kept]))
 
     def _renew(self, state: IndexSnapshot) -> IndexSnapshot:
@@ -519,11 +526,13 @@ class IndexWriter:
             with self._begin() as tx:
                 entries, _ = self._written(tx, renewed.parts, state)
                 pieces: list[PartArrays | StoredArrays | Spread] = [made.spread for made in renewed.parts]
+                known = [made.arrays for made in renewed.parts]
                 tx.adopt(renewed.staging)
                 if any(part.alive_count for part in task.parts):
                     arrays, _ = write_recoded(tx, task, task.parts, preview, self._reader)
                     entries.append(arrays.entry(task.name))
                     pieces.append(arrays)
+                    known.append(arrays)
                 preview = replace(preview, radii=radii_of(pieces, preview))
                 tx.segment("radii").append(preview.radii)
                 calibration = renewed.calibration.changed(state.calibration.changes - renewed.changes)
@@ -535,7 +544,7 @@ class IndexWriter:
             raise
         state = replace(state, preview=preview, calibration=calibration, hot=HotPages.none())
         self._lost = True  # until the parts are open, the committed state is not the state in memory
-        parts = tuple(self._load(entry, state) for entry in entries)
+        parts = tuple(self._load(entry, state, each) for entry, each in zip(entries, known, strict=True))
         self._lost = False
         return replace(state, parts=parts)
 
@@ -576,9 +585,9 @@ class IndexWriter:
             parts.append(part)
         return entries, parts
 
-    def _load(self, entry: dict[str, Any], state: IndexSnapshot) -> IndexPart:
-        """Open a part that a commit has just taken over."""
-        return self._files.load(entry, state.preview, state.row_bytes, state.schema)
+    def _load(self, entry: dict[str, Any], state: IndexSnapshot, known: PartArrays | None) -> IndexPart:
+        """Open a part that a commit has just taken over; its arrays may be known."""
+        return self._files.load(entry, state.preview, state.row_bytes, state.schema, known)
 
     def _merge(self, tx: Transaction, name: str, state: IndexSnapshot, first: int) -> Merged:
         """Write the rows of the parts from number `first` on as one part, with their attributes and strings."""

@@ -39,6 +39,7 @@ __all__ = [
     "first_to_join",
     "merge_parts",
     "merged_bytes",
+    "radii_after",
     "radii_of",
     "write_carried",
 ]
@@ -183,12 +184,36 @@ def first_to_join(
 
 def radii_of(pieces: Sequence[PartArrays | StoredArrays | Spread], preview: Preview) -> Floats:
     """Return the root mean square distance of the vectors of each list to its centroid, of all pieces together."""
-    spreads = [each if isinstance(each, np.ndarray) else each.spread(preview) for each in pieces]
-    if not spreads:
+    if not pieces:
         return preview.radii
-    squared, counts = np.sum(spreads, axis=0)
+    squared, counts = np.sum(_spreads(pieces, preview), axis=0)
     radii: Floats = np.sqrt(squared / np.maximum(counts, 1)).astype(np.float32)
     return radii
+
+
+def radii_after(
+    parts: Sequence[IndexPart],
+    preview: Preview,
+    gone: Sequence[PartArrays | StoredArrays | Spread],
+    come: Sequence[PartArrays | StoredArrays | Spread],
+) -> Floats:
+    """Return the radii of lists once some pieces of `parts` are gone and others have come, from those before.
+
+    Work is in proportion to these pieces and the lists, not to all rows. Lists of neither keep their radii.
+    """
+    counts = np.sum([np.diff(part.arrays.starts) for part in parts], axis=0, initial=0)
+    less, more = (np.sum(_spreads(pieces, preview), axis=0, initial=0) for pieces in (gone, come))
+    change, left = more - less, np.maximum(counts + more[1] - less[1], 0)
+    squared = np.maximum(np.square(preview.radii, dtype=np.float64) * counts + change[0], 0)
+    squared = np.where(left == more[1], more[0], squared)  # nothing is left from before
+    radii = np.sqrt(squared / np.maximum(left, 1)).astype(np.float32)
+    touched: npt.NDArray[np.bool_] = (less[1] > 0) | (more[1] > 0)
+    return np.where(touched, radii, preview.radii)
+
+
+def _spreads(pieces: Sequence[PartArrays | StoredArrays | Spread], preview: Preview) -> list[Spread]:
+    none = np.zeros((2, preview.lists))
+    return [none, *(each if isinstance(each, np.ndarray) else each.spread(preview) for each in pieces)]
 
 
 def alive_blocks(

@@ -18,8 +18,9 @@ from memhier.ann.zoom.calibration.calibrate import Calibration
 from memhier.ann.zoom.construction.construct import construct
 from memhier.ann.zoom.construction.silent import SilentBar
 from memhier.ann.zoom.filters.attributes import Schema
-from memhier.ann.zoom.filters.bitmaps import BitmapCache, Words, pack
+from memhier.ann.zoom.filters.bitmaps import BitmapCache, Words
 from memhier.ann.zoom.pauses import pause
+from memhier.ann.zoom.preview.clusters import pieces_of
 from memhier.ann.zoom.preview.preview import Preview
 from memhier.ann.zoom.preview.space import PreviewSpace
 from memhier.ann.zoom.renewal.merge import PartsSource, merge_parts, write_carried
@@ -28,7 +29,7 @@ from memhier.ann.zoom.storage.arrays import PartArrays, Spread
 from memhier.ann.zoom.storage.catalog import write_preview
 from memhier.ann.zoom.storage.fullview import RowWriter
 from memhier.ann.zoom.storage.layout import IndexLayout
-from memhier.ann.zoom.storage.part import IndexPart, PartFiles
+from memhier.ann.zoom.storage.part import IndexPart, PartFiles, without
 from memhier.io.page_file import PAGE_BYTES
 from memhier.io.reader import Reader
 from memhier.store.store import Staging, Store, Transaction
@@ -100,25 +101,39 @@ class Made:
         Its entry in the catalog, without removed rows.
     staging
         Its segments, finished.
-    rows
-        Integers ``[n]``: number of each row when all rows of the replaced parts are counted, removed ones included.
+    arrays
+        Its codes, ids and lists, so that the commit which takes it over reads nothing; None where they stay on SSD.
+    places
+        Integers ``[m]``: its row for each row of the replaced parts, all of them counted; meaningless for removed ones.
+    marks
+        The bitmaps of rows alive in the replaced parts when it was begun.
     spread
         The spread of its vectors; see `memhier.ann.zoom.storage.arrays.PartArrays.spread`.
+    before
+        That of the parts it replaces, where these have the same lists.
     """
 
     name: str
     replaced: tuple[str, ...]
     entry: dict[str, Any]
     staging: Staging
-    rows: npt.NDArray[Any]
+    arrays: PartArrays | None
+    places: npt.NDArray[Any]
+    marks: tuple[Words | None, ...]
     spread: Spread
+    before: Spread | None = None
 
     def alive(self, parts: Sequence[IndexPart]) -> Words | None:
-        """Return the bitmap of rows that are still alive in `parts`, which it replaces; None for all."""
-        if not self.rows.size or all(part.alive is None for part in parts):
-            return None
-        left = np.concatenate([part.is_alive(np.arange(len(part))) for part in parts])[self.rows]
-        return None if left.all() else pack(left)
+        """Return the bitmap of rows that are still alive in `parts`, which it replaces; None for all.
+
+        Its work is in proportion to the rows removed since it was begun, beside a pass over the bitmaps.
+        """
+        removed, first = [np.empty(0, np.int64)], 0
+        for part, before in zip(parts, self.marks, strict=True):
+            removed.append(first + part.removed_since(before))
+            first += len(part)
+        rows = self.places[np.concatenate(removed)].astype(np.int64)
+        return without(None, int(self.entry["rows"]), rows) if len(rows) else None
 
     def drop(self) -> None:
         """Remove its segments."""
@@ -170,7 +185,8 @@ def join(task: Task) -> Made:
         assert merged.rows is not None
         merged.arrays.write(staging, task.name, task.preview)
         write_carried(staging, task.name, parts, task.schema, merged.rows, task.work_bytes)
-        return _made(task, staging, merged.arrays, task.preview, merged.rows)
+        before: Spread = np.sum([part.arrays.spread(task.preview) for part in parts], axis=0)
+        return replace(_made(task, staging, merged.arrays, task.preview, merged.rows), before=before)
 
 
 def renew(task: Task, layout: IndexLayout, seed: int, changes: int) -> Renewed:
@@ -189,7 +205,7 @@ def renew(task: Task, layout: IndexLayout, seed: int, changes: int) -> Renewed:
         rows = source.rows[made.order]
         made.arrays.write(staging, task.name, made.preview)
         write_carried(staging, task.name, parts, task.schema, rows, task.work_bytes)
-        part = _made(task, staging, made.arrays, made.preview, rows)
+        part = _made(task, staging, made.arrays.held(), made.preview, rows)
         write_preview(lists, made.preview, radii=False)
         lists.finish()
         return Renewed((part,), made.preview, made.calibration, lists, changes)
@@ -225,8 +241,15 @@ def write_recoded(
 
 
 def _made(task: Task, staging: Staging, arrays: PartArrays, preview: Preview, rows: npt.NDArray[Any]) -> Made:
-    """Finish the staged segments of a part; return the part."""
+    """Finish the staged segments of a part; return the part.
+
+    `rows` are the numbers of its rows when those of all the parts of the task are counted, removed ones included.
+    """
     staging.finish()
-    replaced = tuple(part.name for part in task.parts)
-    narrow = rows.astype(np.uint32 if sum(map(len, task.parts)) <= 2**32 else np.int64)
-    return Made(task.name, replaced, arrays.entry(task.name), staging, narrow, arrays.spread(preview))
+    replaced, total = tuple(part.name for part in task.parts), sum(map(len, task.parts))
+    places = np.zeros(total, np.uint32 if total <= 2**32 else np.int64)
+    for some in pieces_of(len(rows)):
+        places[rows[some]] = np.arange(some.start, some.stop)
+    marks = tuple(part.alive for part in task.parts)
+    held = None if preview.on_ssd else arrays
+    return Made(task.name, replaced, arrays.entry(task.name), staging, held, places, marks, arrays.spread(preview))

@@ -1,6 +1,6 @@
 """The codes, ids and lists of a part in DRAM."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self, TypeAlias
 
 import numpy as np
@@ -59,6 +59,11 @@ class PartArrays:
     def id_dtype(self) -> np.dtype[Any]:
         """The type of the ids."""
         return self.ids.dtype
+
+    def held(self) -> Self:
+        """Return the arrays in DRAM, where they are files mapped into memory."""
+        codes, numbers, ids = (np.array(each) for each in (self.codes, self.numbers, self.ids))
+        return replace(self, codes=codes, numbers=numbers, ids=ids)
 
     def ids_of(self, rows: Ints, tally: Tallies | None = None) -> npt.NDArray[Any]:
         """Return the ids of rows, in any order; `tally` counts no read."""

@@ -1,6 +1,5 @@
 """A part of an index: rows that were written together, in list order. Only its marks of removed rows ever change."""
 
-import itertools
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -43,10 +42,13 @@ __all__ = [
     "gather",
     "held_bytes",
     "ids_at",
+    "without",
 ]
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 _SOUGHT_ROWS = 1 << 12
+_SIEVE_LEAST, _SIEVE_MOST = 12, 16  # bits of an id in the sieve of those sought
+_SIEVE_TIMES = 16  # entries of the sieve for each id
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +163,7 @@ class IndexPart:
         if allow is not None and bits is not None:
             allow = allow[_are_set(bits, allow)]
         if bits is None or bits is self.alive:
-            bits = self._alive_bits()
+            bits = without(self.alive, len(self), np.empty(0, np.int64))
         elif not bits.flags.writeable:  # a bitmap in the cache belongs to other searches, too
             bits = bits.copy()
         if allow is not None:
@@ -173,26 +175,25 @@ class IndexPart:
 
     def without(self, rows: Ints) -> "IndexPart":
         """Return the part with these rows removed as well."""
-        bits = self._alive_bits()
-        np.bitwise_and.at(bits, rows >> 6, ~_masks(rows))
-        return replace(self, alive=bits, alive_name=None)
+        return replace(self, alive=without(self.alive, len(self), rows), alive_name=None)
 
     def without_selected(self, selected: Words) -> "IndexPart":
         """Return the part without the rows of a bitmap of :meth:`select`; itself where there are none."""
         if not selected.any():
             return self
-        bits = self._alive_bits()
+        bits = without(self.alive, len(self), np.empty(0, np.int64))
         np.bitwise_xor(bits, selected, out=bits)
         return replace(self, alive=bits, alive_name=None)
 
-    def _alive_bits(self) -> Words:
-        """Return a new bitmap of the rows that were not removed."""
-        if self.alive is not None:
-            return self.alive.copy()
-        bits = np.full(word_count(len(self)), np.uint64(2**64 - 1))
-        if len(self) % 64:
-            bits[-1] >>= np.uint64(64 - len(self) % 64)
-        return bits
+    def removed_since(self, before: Words | None) -> Ints:
+        """Return the rows that an earlier bitmap of the rows alive has, and that were removed since, int64 ``[n]``."""
+        if self.alive is None or self.alive is before:
+            return np.empty(0, np.int64)
+        gone = without(before, len(self), np.empty(0, np.int64))
+        gone &= ~self.alive
+        words = np.flatnonzero(gone)
+        place = np.flatnonzero(unpack(gone[words], 64 * len(words)))
+        return words[place // 64] * 64 + place % 64
 
     def is_alive(self, rows: Ints) -> npt.NDArray[np.bool_]:
         """Return which of the rows were not removed, bool ``[n]``."""
@@ -213,6 +214,18 @@ class IndexPart:
     def entry(self) -> dict[str, Any]:
         """Return its entry in the catalog."""
         return self.arrays.entry(self.name) | {"alive": self.alive_name}
+
+
+def without(alive: Words | None, count: int, rows: Ints) -> Words:
+    """Return a new bitmap of the rows alive of `count` in all, None for all of them, without some rows."""
+    if alive is not None:
+        bits = alive.copy()
+    else:
+        bits = np.full(word_count(count), np.uint64(2**64 - 1))
+        if count % 64:
+            bits[-1] >>= np.uint64(64 - count % 64)
+    np.bitwise_and.at(bits, rows >> 6, ~_masks(rows))
+    return bits
 
 
 def _masks(rows: Ints) -> Words:
@@ -418,18 +431,18 @@ def find_ids(parts: Sequence[RowPart], wanted: Ints) -> Ints:
     positions = np.full(len(wanted), -1, np.int64)
     order = np.argsort(wanted, kind="stable")
     ascending = wanted[order]
+    # Few ids pass the sieve of the last bits of those wanted; these alone are compared.
+    mask = (1 << min(_SIEVE_MOST, max(_SIEVE_LEAST, (_SIEVE_TIMES * len(wanted)).bit_length()))) - 1
+    sieve = np.zeros(mask + 1, np.bool_)
+    sieve[wanted & mask] = True
     for number, part in enumerate(parts):
         for start in range(0, len(part), _SOUGHT_ROWS):  # so that little is held for it
-            ids = part.arrays.ids_of(np.arange(start, min(start + _SOUGHT_ROWS, len(part)))).astype(np.int64)
-            if len(wanted) <= 8:
-                hits = [np.flatnonzero(ids == value) for value in ascending]
-                place = np.repeat(np.arange(len(wanted)), [len(hit) for hit in hits])
-                rows = np.array(list(itertools.chain.from_iterable(hits)), np.int64)
-            else:
-                place = np.minimum(np.searchsorted(ascending, ids), len(wanted) - 1)
-                rows = np.flatnonzero(ascending[place] == ids)
-                place = place[rows]
-            rows = rows + start
+            ids = part.arrays.ids_of(np.arange(start, min(start + _SOUGHT_ROWS, len(part))))
+            rows = np.flatnonzero(sieve[ids & ids.dtype.type(mask)])
+            found = ids[rows].astype(np.int64)
+            place = np.minimum(np.searchsorted(ascending, found), len(wanted) - 1)
+            same = ascending[place] == found
+            rows, place = rows[same] + start, place[same]
             alive = part.is_alive(rows)
             positions[order[place[alive]]] = positions_of(number, rows[alive])
     return positions
