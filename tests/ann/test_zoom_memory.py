@@ -1,5 +1,7 @@
 """The budget holds whatever is done with an index: filters, removals, additions and commits, measured byte by byte."""
 
+import errno
+import os
 import shutil
 import subprocess
 import sys
@@ -13,6 +15,7 @@ import pytest
 from memhier.ann import ZoomIndex
 from memhier.ann.zoom import source
 from memhier.ann.zoom.construction import build, construct
+from memhier.ann.zoom.construction.mapped_array import mapped_array
 from memhier.ann.zoom.preview import clusters
 from memhier.ann.zoom.storage import fullview, layout
 from memhier.ann.zoom.storage.fullview import RowWriter, SortedRows, workspace_bytes
@@ -270,6 +273,29 @@ def test_a_build_takes_no_dram_for_each_vector(tmp_path, monkeypatch):
 
     peak(1_000)  # imports
     assert peak(many) - peak(few) < 16 * (many - few)
+
+
+@pytest.mark.parametrize("shape", [(0,), (2, 0), (3, 5), (70_000,)])
+def test_a_mapped_array_is_zero_and_leaves_no_file(tmp_path, shape):
+    array = mapped_array(tmp_path, shape, np.uint32)
+    assert array.shape == shape
+    assert not array.any()
+    array += np.arange(array.size, dtype=np.uint32).reshape(shape)
+    np.testing.assert_array_equal(array.ravel(), np.arange(array.size))
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_disk_without_room_for_the_arrays_ends_the_build_alone(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    path, vectors = tmp_path / "index", make(2_000)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "posix_fallocate", full)
+        with pytest.raises(OSError, match="No space left"):
+            ZoomIndex.build(path, vectors, dram="2MiB")
+    with ZoomIndex.build(path, vectors, dram="2MiB") as index:
+        assert len(index) == 2_000
 
 
 _BUILD = """

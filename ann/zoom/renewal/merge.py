@@ -14,6 +14,7 @@ from memhier.ann.zoom.ids.texts import Texts
 from memhier.ann.zoom.pauses import pause
 from memhier.ann.zoom.payload.stored import in_order, write_records
 from memhier.ann.zoom.preview.blocks import interleave
+from memhier.ann.zoom.preview.clusters import pieces_of
 from memhier.ann.zoom.preview.codes import CodeBook
 from memhier.ann.zoom.preview.preview import Preview
 from memhier.ann.zoom.preview.scan_arguments import positions_of
@@ -308,10 +309,10 @@ def write_carried(
         write_texts(tx, f"{name}-texts", texts_in_order(take, rows))
 
 
-def _ids_of(part: IndexPart, rows: Ints) -> Ints:
+def _ids_of(part: IndexPart, rows: Ints) -> npt.NDArray[Any]:
     """Return the ids of ascending rows."""
-    pieces = [part.arrays.ids_of(rows[at : at + _ID_ROWS]).astype(np.int64) for at in range(0, len(rows), _ID_ROWS)]
-    return np.concatenate([np.empty(0, np.int64), *pieces])
+    pieces = [part.arrays.ids_of(rows[at : at + _ID_ROWS]) for at in range(0, len(rows), _ID_ROWS)]
+    return np.concatenate([np.empty(0, part.arrays.id_dtype), *pieces])
 
 
 class PartsSource(VectorSource):
@@ -322,21 +323,33 @@ class PartsSource(VectorSource):
     ids
         uint32 or int64 ``[n]``.
     rows
-        int64 ``[n]``: number of each vector when all rows of all parts are counted, removed ones included.
+        uint32 or int64 ``[n]``: number of each vector when all rows of all parts are counted, removed ones included.
     """
 
     def __init__(self, parts: Sequence[IndexPart], dtype: np.dtype[Any], dimension: int, reader: Reader) -> None:
         self._parts, self._reader = parts, reader
         self._offsets = np.concatenate([[0], np.cumsum([len(part) for part in parts])])
-        alive = [np.flatnonzero(part.is_alive(np.arange(len(part)))) for part in parts]
-        self.rows: Ints = np.concatenate([rows + start for rows, start in zip(alive, self._offsets[:-1], strict=True)])
-        self.ids: npt.NDArray[Any] = compact_ids(
-            np.concatenate([_ids_of(part, rows) for part, rows in zip(parts, alive, strict=True)])
-        )
+        number = np.uint32 if self._offsets[-1] < 2**32 else np.int64
+        self.rows: npt.NDArray[Any] = np.concatenate([np.empty(0, number), *self._alive(number)])
+        ids = [_ids_of(part, rows) for part, rows in zip(parts, self._rows_by_part(), strict=True)]
+        self.ids: npt.NDArray[Any] = compact_ids(np.concatenate(ids))
         self.count: int
         self.dimension: int
         self.dtype: np.dtype[Any]
         self.dtype, self.dimension, self.count = dtype, dimension, len(self.rows)
+
+    def _alive(self, number: npt.DTypeLike) -> Iterator[npt.NDArray[Any]]:
+        """Yield the numbers of the rows alive, a piece at a time."""
+        for part, offset in zip(self._parts, self._offsets.tolist(), strict=False):
+            for piece in pieces_of(len(part)):
+                rows = np.arange(piece.start, piece.stop)
+                yield (rows[part.is_alive(rows)] + offset).astype(number)
+
+    def _rows_by_part(self) -> Iterator[Ints]:
+        """Yield the rows alive of each part."""
+        edges = np.searchsorted(self.rows, self._offsets)
+        for offset, low, high in zip(self._offsets, edges, edges[1:], strict=False):
+            yield self.rows[low:high] - offset
 
     def blocks(self) -> Iterator[tuple[int, npt.NDArray[Any]]]:
         """Yield ``(first row, block)`` in order."""

@@ -44,7 +44,7 @@ MEASURES = (
     Measure("CPU ms", "CPU", "ms a query"),
     Measure("commit CPU ms", "median commit, CPU", "ms"),
     Measure("longest CPU", "longest commit, CPU", "times the median"),
-    Measure("longest by rows", "longest commit, CPU", "times the median or that of its rows"),
+    Measure("longest by rows", "longest commit for its rows, CPU", "times the median or that of its rows"),
     Measure("longest", "longest commit", "times the median", clock=True),
     Measure("commit KiB", "median commit, written", "KiB"),
     Measure("most KiB", "most written by a commit", "KiB"),
