@@ -308,19 +308,19 @@ path, small, large = sys.argv[1:]
 ZoomIndex.build(path + "/small", small, dram="2MiB").close()  # loads the libraries
 before = memory_now()
 with PeakMemory() as peak:
-    ZoomIndex.build(path + "/large", large, dram="2MiB").close()
+    ZoomIndex.build(path + "/large", large, dram="2MiB", grow_to=500_000).close()
 print(peak.private_bytes - before)
 """
 
 
 @pytest.mark.slow
-def test_the_private_memory_of_a_build_does_not_grow_with_the_vectors(tmp_path):
-    grown = []
-    np.save(tmp_path / "small.npy", make(2_000, dimension=32))
-    for count in (100_000, 400_000):
-        np.save(tmp_path / "large.npy", make(count, dimension=32))
+def test_the_private_memory_of_a_build_is_as_stated(tmp_path):
+    grown, counts = [], (250_000, 500_000)
+    np.save(tmp_path / "small.npy", make(2_000, dimension=128))
+    for count in counts:
+        np.save(tmp_path / "large.npy", make(count, dimension=128))
         (folder := tmp_path / str(count)).mkdir()
         command = [sys.executable, "-c", _BUILD, folder, tmp_path / "small.npy", tmp_path / "large.npy"]
         grown.append(int(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
-    assert max(grown) < 192 << 20
-    assert grown[1] - grown[0] < 16 << 20  # of 37 MiB that the further vectors take
+    assert max(grown) < (8 * 2 + 192) << 20
+    assert grown[1] - grown[0] < (counts[1] - counts[0]) * 4 * 128 // 4
