@@ -140,6 +140,23 @@ def test_training_goes_through_the_layer_itself(model):
     assert head.calls == 0
 
 
+@UNLIKE
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"do_sample": False}, id="greedy", marks=pytest.mark.slow),
+        pytest.param({"do_sample": True, "top_k": 0}, id="waits"),
+    ],
+)
+def test_a_compiled_model_keeps_the_layer_in_one_graph(model, options):
+    right = generate(accelerate(copy.deepcopy(model), k=20, certify=True, method="preview"), **options)
+    torch.compiler.reset()
+    accelerate(model, k=20, certify=True, method="preview")
+    model.forward = torch.compile(model.forward, backend="aot_eager", fullgraph=True, dynamic=True)
+    assert torch.equal(generate(model, use_cache=False, **options), right)
+    assert model.get_output_embeddings().calls >= 20
+
+
 def test_undo_restores_the_layer(model):
     head = model.get_output_embeddings()
     weight = head.weight

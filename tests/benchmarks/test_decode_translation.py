@@ -17,6 +17,7 @@ from memhier.benchmarks.workloads.decode import heads, translation  # noqa: E402
 from memhier.benchmarks.workloads.decode.translator import sentences, training  # noqa: E402
 from memhier.benchmarks.workloads.decode.translator.beams import translate  # noqa: E402
 from memhier.benchmarks.workloads.decode.translator.model import Translator  # noqa: E402
+from memhier.benchmarks.workloads.decode.translator.proof import Ways  # noqa: E402
 from memhier.benchmarks.workloads.decode.translator.sentences import BEGIN, END, PAD, UNKNOWN, Vocabulary  # noqa: E402
 
 TINY = training.Recipe(width=16, epochs=2, batch=8, head=5, drawn=5)
@@ -150,6 +151,40 @@ def test_beams_are_those_of_a_plain_search(beam: int) -> None:
     assert found.step_s >= found.layer_s > 0
 
 
+@torch.no_grad()
+@pytest.mark.parametrize(("beam", "width"), [(1, 2.0), (3, 0.01), (3, 0.3), (5, 0.1), (5, 4.0)])
+def test_beams_by_bounds_are_those_of_exact_scores(beam: int, width: float) -> None:
+    torch.manual_seed(4)
+    model = Translator(12, 30, 16, 0.0).eval()
+    model.target.weight *= 12
+    model.output.weight *= 4
+    asked = [np.random.default_rng(at).integers(4, 12, 1 + at % 4).tolist() for at in range(40)]
+    random = torch.Generator().manual_seed(0)
+    seen = []
+
+    def exact(states: Any) -> Any:
+        seen.append(len(states))
+        return model.output(states).double().logsumexp(1)
+
+    def bounds(states: Any) -> Any:
+        logits = model.output(states)
+        z = logits.double().logsumexp(1)
+        below, above = width * torch.rand(2, len(states), dtype=torch.float64, generator=random)
+        return *torch.topk(logits, 6), z - below, z + above
+
+    def whole(states: Any) -> Any:
+        logits = model.output(states)
+        values, words = torch.topk(logits, 6)
+        return values - logits.logsumexp(1, keepdim=True), words
+
+    right = translate(model, asked, whole, beam, 4)
+    found = translate(model, asked, Ways(bounds, exact), beam, 4)
+    assert found.words == right.words
+    assert found.settled == sum(seen) <= found.states
+    assert (found.settled > 0) == (beam > 1 and width > 0.01)
+    assert found.settled < found.states / 2 or width > 0.1
+
+
 @pytest.fixture
 def layer() -> Any:
     torch.manual_seed(0)
@@ -166,7 +201,13 @@ def test_layers_return_log_probabilities(layer: Any, tmp_path: Path) -> None:
     full, half = heads.full_layers(layer, 6)
     _, (certified, estimated, alone) = heads.top_k_softmax(layer, 6, contexts)
     whole = heads.svd_softmax(layer, 6, 24, 400)
-    for head, error in ((full, 1e-5), (whole, 1e-4), (certified, 0.2), (estimated, 0.2)):
+    largest, names, low, high = certified.choose.bounds(states)
+    z = certified.choose.exact(states)
+    assert torch.equal(names, words)
+    assert torch.allclose((largest - z[:, None]).float(), values, atol=1e-5)
+    assert (low - 1e-5 <= z).all()
+    assert (z <= high + 1e-5).all()
+    for head, error in ((full, 1e-5), (whole, 1e-4), (estimated, 0.2)):
         found, names = head.choose(states)
         assert torch.equal(names, words), head.name
         assert (found - values).abs().max() < error, head.name

@@ -22,6 +22,7 @@ from memhier.ann.decoder.calibration.build import CONTEXTS_LEAST
 from memhier.ann.decoder.calibration.calibrate import measure_choices
 from memhier.ann.decoder.calibration.settings import Choices, Method
 from memhier.ann.decoder.index import way_for
+from memhier.ann.decoder.module import operators
 from memhier.ann.decoder.module.contexts import read_contexts
 from memhier.ann.decoder.module.decoder import TopKSoftmax
 from memhier.ann.decoder.module.generation import Logits, Need, need_of, needed_of, writing
@@ -101,6 +102,12 @@ class AcceleratedHead(nn.Module):
         self.completed: int
         self.rows: int
         self.calls = self.rows = self.completed = 0
+        self._number: int = operators.enrol(self)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore a pickled or copied layer, which is another one to operators."""
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._number = operators.enrol(self)
 
     def stats(self) -> dict[str, Any]:
         """Return plain numbers: those of the decoder, and counts of calls, rows and rows that took the full layer.
@@ -115,12 +122,18 @@ class AcceleratedHead(nn.Module):
         own = {"calls": self.calls, "rows": self.rows, "completed": self.completed, "full_layer": dict(self._full)}
         return self.decoder.stats() | own
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, hidden: Tensor) -> Tensor:
         """Return logits ``[..., V]``; words outside the largest logits get the least number if nothing needs them."""
         if self.training or (torch.is_grad_enabled() and (hidden.requires_grad or self.head.weight.requires_grad)):
             full: Tensor = self.head(hidden)
             return full
+        if torch.compiler.is_compiling():  # an operator, as the needs of a call are no part of a graph
+            found: Tensor = operators.logits(hidden, self._number, self.head.weight.shape[0])
+            return found
+        return self.all_logits(hidden)
+
+    def all_logits(self, hidden: Tensor) -> Tensor:
+        """Return the logits of :meth:`forward` where nothing is trained."""
         self.calls += 1
         rows = hidden.numel() // hidden.shape[-1]
         self.rows += rows
@@ -130,20 +143,25 @@ class AcceleratedHead(nn.Module):
             need.hidden = None
         if need is not None and kind == "full" and self._may_wait(need, rows, reason):
             self._refresh()
-            need.hidden = hidden.detach().reshape(len(hidden), -1, hidden.shape[-1])[:, -1]
+            # A compiled model writes to the memory of its hidden states again.
+            need.hidden = hidden.detach().reshape(len(hidden), -1, hidden.shape[-1])[:, -1].clone()
             # The call's processors draw from hidden states; nothing reads these numbers.
             return hidden.new_zeros(()).expand(*hidden.shape[:-1], self.head.weight.shape[0])
         if kind == "full":
             self._full[reason] += rows
-            full = self.head(hidden)
+            full: Tensor = self.head(hidden)
             return full
         self._refresh()
         if kind == "proven":
             return self._proven(hidden, words)
         if kind == "largest":
-            return self._laid_out(hidden, *self.decoder.topk(hidden))
+            return self._laid_out(hidden, *self.topk(hidden))
         logits = self.decoder(hidden)
         return self._proven(hidden, 1, logits) if self.certify else logits
+
+    def topk(self, hidden: Tensor, k: int | None = None) -> tuple[Tensor, Tensor]:
+        """Return the result of :meth:`TopKSoftmax.topk`."""
+        return self.decoder.topk(hidden, k)
 
     def count(self, rows: int, reason: str) -> None:
         """Count rows that took the full layer."""

@@ -58,7 +58,7 @@ def _(hidden: Tensor, number: int, k: int) -> tuple[Tensor, Tensor]:
 @torch.library.custom_op("memhier::logits", mutates_args=())
 def logits(hidden: Tensor, number: int, words: int) -> Tensor:
     """Return logits ``[..., words]`` of the module of this number, in the dtype of `hidden`."""
-    return _called(number).all_logits(hidden)
+    return _called(number).all_logits(hidden).contiguous()  # as the other one says
 
 
 @logits.register_fake

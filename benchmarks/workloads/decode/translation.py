@@ -99,7 +99,10 @@ def heads_of(trained: Trained, corpus: Corpus, work: Path, name: str, peers: boo
 
 
 def scores(trained: Trained, corpus: Corpus, heads: list[Head], beams: list[int]) -> list[Row]:
-    """Return BLEU of every layer and beam, and the share of sentences as the full layer translates them."""
+    """Return BLEU of every layer and beam, and the share of sentences as the full layer translates them.
+
+    With bounds of log Z, `settled` is the share of hidden states that took the full product.
+    """
     bleu = bleu_scorer()
     sources = [trained.source.encode(first) for first, _ in corpus.test]
     references = [[second for _, second in corpus.test]]
@@ -107,11 +110,13 @@ def scores(trained: Trained, corpus: Corpus, heads: list[Head], beams: list[int]
     for beam in beams:
         full: tuple[list[list[int]], float] | None = None
         for head in heads:
-            words = translate(trained.model, sources, head.choose, beam, BATCH).words
+            done = translate(trained.model, sources, head.choose, beam, BATCH)
+            words = done.words
             score = bleu.corpus_bleu([trained.target.decode(each) for each in words], references).score
             full = full or (words, score)
             same = float(np.mean([one == other for one, other in zip(words, full[0], strict=True)]))
-            rows.append({"layer": head.name, "beam": beam, "bleu": score, "difference": score - full[1], "same": same})
+            row: Row = {"layer": head.name, "beam": beam, "bleu": score, "difference": score - full[1], "same": same}
+            rows.append(row | {"settled": done.settled / done.states})
     return rows
 
 
