@@ -760,8 +760,8 @@ class ZoomIndex(Closing):
         documents
             As in :meth:`add`. Other documents stay, as attributes do.
         where
-            Instead of ids: a filter as in :meth:`search`, of vectors that get other attributes. Meanwhile each of them
-            takes up to 600 bytes of DRAM beyond the budget, as an argument with its id would.
+            Instead of ids: a filter as in :meth:`search`, of vectors that get other attributes. They are written anew
+            some at a time, within the budget; searches see all of them change at once.
 
         Raises
         ------
@@ -795,13 +795,9 @@ class ZoomIndex(Closing):
         with writer.lock:
             merge_schema(writer.about.schema, values, 1)  # also where the filter leaves no vector
             with self._searcher.selected(where) as (state, selected, fresh):
-                found = [*state.ids(selected, fresh)]
-            if not found:
-                return 0
-            names = as_ids(np.concatenate(found), self._about.id_kind)
-            columns = {name: column * len(names) for name, column in values.items()}
-            self._searcher.state, _ = writer.update(state, names, None, columns, None)
-        return len(names)
+                names = state.ids(selected, fresh)
+            self._searcher.state, count = writer.update_selected(state, names, values)
+        return count
 
     @shielded
     def upsert(self, ids: object, vectors: object, attributes: Any = None, documents: Any = None) -> int:

@@ -180,7 +180,7 @@ class BitmapCache:
 class _Sparse(NamedTuple):
     """A bitmap most of whose words are zero: its number of words, the places of the others, int32, and these."""
 
-    count: int
+    length: int
     places: npt.NDArray[np.int32]
     words: Words
 
@@ -198,7 +198,7 @@ class _Sparse(NamedTuple):
 
     def whole(self) -> Words:
         """Return the bitmap."""
-        words = np.zeros(self.count, np.uint64)
+        words = np.zeros(self.length, np.uint64)
         words[self.places] = self.words
         return words
 
