@@ -18,7 +18,7 @@ def vectors():
     return np.random.default_rng(1).normal(size=(COUNT, DIMENSION)).astype(np.float32)
 
 
-@pytest.fixture(scope="module", params=["l2", "ip", "ssd", "strings"])
+@pytest.fixture(scope="module", params=["l2", "ip", "strings"])
 def index(request, tmp_path_factory, vectors):
     attributes = {
         "number": np.ma.MaskedArray(np.arange(COUNT), np.arange(COUNT) % 7 == 3),
@@ -29,9 +29,8 @@ def index(request, tmp_path_factory, vectors):
     options = {"metric": "ip"} if request.param == "ip" else {}
     if request.param == "strings":
         options["ids"] = [f"id{row}" for row in range(COUNT)]
-    dram = "1200KiB" if request.param == "ssd" else "8MiB"
     path = tmp_path_factory.mktemp("each") / "index"
-    with ZoomIndex.build(path, vectors, attributes=attributes, dram=dram, **options) as built:
+    with ZoomIndex.build(path, vectors, attributes=attributes, dram="8MiB", **options) as built:
         yield built
 
 

@@ -279,10 +279,12 @@ class Attributes:
         expression = where if isinstance(where, Expression) else parse(where)
         if expression is not where:
             check_types(expression, self._schema)
-        found = self._kept(expression)
+        key = (self._owner, str(expression))
+        found = None if self._cache is None else self._cache.get(key)
         if found is None:
             found = self._select(expression)
-            self._keep(expression, found)
+            if self._cache is not None:
+                self._cache.put(key, found)
         return found
 
     def take(self, rows: npt.ArrayLike, names: Sequence[str] | None = None) -> dict[str, npt.NDArray[Any]]:
@@ -361,8 +363,7 @@ class Attributes:
         used = {name: self._columns[name] for name in expression.names if name in self._columns}
         posted = self._posted(expression)
         if ItemFilter.takes(expression, posted, used):
-            kept = () if isinstance(expression, Contains) else (self._kept, self._keep)  # which the caller keeps
-            return ItemFilter(posted, self._count, *kept).select(expression, room)
+            return ItemFilter(posted, self._count).select(expression, room)
         directories = {name: each.directory for name, each in posted.items()}
         blocks = Blocks(used, self._count, room, row_bytes(expression), directories)
         words = np.zeros(self._words, np.uint64)
@@ -371,17 +372,6 @@ class Attributes:
             rows = select(expression, partial(blocks.cells, start, count), count)
             words[start // 64 : word_count(start + count)] = pack(rows)
         return words
-
-    def _kept(self, expression: Expression) -> Words | None:
-        """Return the rows of a filter, or of one of its conditions on codes of strings, that the cache has.
-
-        The two share no text: in filters of strings these stand in quotes.
-        """
-        return None if self._cache is None else self._cache.get((self._owner, str(expression)))
-
-    def _keep(self, expression: Expression, rows: Words) -> None:
-        if self._cache is not None:
-            self._cache.put((self._owner, str(expression)), rows)
 
     def _posted(self, expression: Expression) -> dict[str, Posted]:
         """Return the columns of lists whose rows postings tell: those of which a filter asks for items alone."""

@@ -1,12 +1,12 @@
 """Filters that ask for items of lists alone: evaluated on bitmaps that postings fill, without a byte for each row."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 
 from memhier.ann.zoom.filters.bitmaps import Words, word_count
-from memhier.ann.zoom.filters.conditions import And, Contains, Expression, IsNull, Not, Or, leaves
+from memhier.ann.zoom.filters.conditions import And, Contains, Expression, IsNull, Not, Or, Value, leaves
 from memhier.ann.zoom.filters.postings import LOOK_UP_BYTES
 from memhier.ann.zoom.filters.stored_lists import StoredListColumn
 
@@ -31,20 +31,10 @@ class ItemFilter:
         By attribute; one that is not among them is null in every row.
     count
         Rows of all.
-    kept
-        Takes a condition to the rows of it that a cache has; None where it has none.
-    keep
-        Gives the cache the rows of a condition.
     """
 
-    def __init__(
-        self,
-        columns: Mapping[str, Posted],
-        count: int,
-        kept: Callable[[Contains], Words | None] = lambda _: None,
-        keep: Callable[[Contains, Words], None] = lambda _, __: None,
-    ) -> None:
-        self._columns, self._count, self._kept, self._keep = columns, count, kept, keep
+    def __init__(self, columns: Mapping[str, Posted], count: int) -> None:
+        self._columns, self._count = columns, count
 
     @staticmethod
     def takes(expression: Expression, columns: Mapping[str, Posted], others: Mapping[str, object]) -> bool:
@@ -74,16 +64,15 @@ class ItemFilter:
             every = isinstance(expression, And) == wanted
             rows = self._selected(expression.operands[0], start, count, wanted)
             for operand in expression.operands[1:]:
-                if every and not np.count_nonzero(rows):
+                if every and not rows.any():
                     break  # further postings cannot change the result: they are not read
                 further = self._selected(operand, start, count, wanted)
-                combine = np.bitwise_and if every else np.bitwise_or
-                rows = combine(rows, further, out=_own(rows))
+                np.bitwise_and(rows, further, out=rows) if every else np.bitwise_or(rows, further, out=rows)
             return rows
         if isinstance(expression, IsNull):
             return self._null(expression.name, start, count, wanted)
         assert isinstance(expression, Contains)
-        return self._holding(expression, start, count, wanted)
+        return self._holding(expression.name, expression.values, start, count, wanted)
 
     def _null(self, name: str, start: int, count: int, wanted: bool) -> Words:
         posted = self._columns.get(name)
@@ -94,26 +83,16 @@ class ItemFilter:
             return np.zeros(word_count(count), np.uint64) if wanted else _every(count)
         return nulls if wanted else nulls ^ _every(count)
 
-    def _holding(self, leaf: Contains, start: int, count: int, wanted: bool) -> Words:
-        posted = self._columns.get(leaf.name)
+    def _holding(self, name: str, values: tuple[Value, ...], start: int, count: int, wanted: bool) -> Words:
+        posted = self._columns.get(name)
         if posted is None:
             return np.zeros(word_count(count), np.uint64)
-        is_whole = count == self._count
-        rows = self._kept(leaf) if is_whole else None
-        if rows is None:
-            rows = posted.column.holding(start, count, leaf.values, posted.directory)
-            if is_whole:
-                self._keep(leaf, rows)
+        rows = posted.column.holding(start, count, values, posted.directory)
         if wanted:
             return rows  # postings have no row that is null
-        rows = np.bitwise_xor(rows, _every(count), out=_own(rows))
+        np.bitwise_xor(rows, _every(count), out=rows)
         nulls = posted.column.nulls(start, count)
         return rows if nulls is None else np.bitwise_and(rows, ~nulls, out=rows)
-
-
-def _own(words: Words) -> Words | None:
-    """Return a bitmap that may be changed; None for one that belongs to the cache."""
-    return words if words.flags.writeable else None
 
 
 def _every(count: int) -> Words:
