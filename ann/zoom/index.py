@@ -4,6 +4,7 @@ import shutil
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from threading import RLock
@@ -36,6 +37,7 @@ from memhier.ann.zoom.preview.space import METRICS, Metric
 from memhier.ann.zoom.renewal.life import IndexWriter
 from memhier.ann.zoom.renewal.tune import tune_snapshot
 from memhier.ann.zoom.search.explanation import Explanation
+from memhier.ann.zoom.search.grouped import check_filters
 from memhier.ann.zoom.search.results import Chosen, RangeResult, SearchResult, iterate
 from memhier.ann.zoom.search.searcher import Searcher
 from memhier.ann.zoom.storage.catalog import AUDIT_KEY, KIND, Description
@@ -367,7 +369,7 @@ class ZoomIndex(Closing):
         k: int,
         *,
         recall: float | None = None,
-        where: str | None = None,
+        where: str | Sequence[str | None] | None = None,
         candidates: int | None = None,
         nprobe: int | None = None,
         max_reads: int | None = None,
@@ -398,7 +400,8 @@ class ZoomIndex(Closing):
             wrong by eight standard errors.
         where
             A filter on attributes, such as ``"price < 10 and tags contains 'new'"``: only vectors that fulfil it are
-            searched.
+            searched. A list has a filter, or None, for each query; equal filters are evaluated once, and each query
+            finds the vectors of a call with its filter alone.
         candidates
             Instead of a recall: read this many of the nearest by their codes, at least `k`, whatever their bounds. All
             vectors and all lists give the result of exact search.
@@ -438,15 +441,22 @@ class ZoomIndex(Closing):
         CorruptionError
             When a page read from SSD differs from the page written.
         """
-        options = SearchOptions(
-            k, recall, where, candidates, nprobe, max_reads, deadline_ms, fields, radius, allow, deny
-        )
-        return self._search(queries, options)
+        one = where if where is None or isinstance(where, str) else None
+        options = SearchOptions(k, recall, one, candidates, nprobe, max_reads, deadline_ms, fields, radius, allow, deny)
+        return self._search(queries, options, filters=None if one is where else where)
 
-    def _search(self, queries: object, options: SearchOptions, chosen: Chosen | None = None) -> SearchResult:
+    def _search(
+        self, queries: object, options: SearchOptions, chosen: Chosen | None = None, filters: object = None
+    ) -> SearchResult:
         self._check_open()
         matrix, single = check_queries(queries, self.dimension)
-        found = self._searcher.search(matrix, options, chosen)
+        if filters is not None and (every := check_filters(filters, len(matrix))):
+            allow, deny = options.allow, options.deny  # iterators serve one search
+            allow = None if allow is None else collected(allow, "allow")
+            deny = None if deny is None else collected(deny, "deny")
+            found = self._searcher.search_each(matrix, replace(options, allow=allow, deny=deny), every)
+        else:
+            found = self._searcher.search(matrix, options, chosen)
         if not single:
             return found
         columns = {name: column[0] for name, column in found.fields.items()}
@@ -750,8 +760,8 @@ class ZoomIndex(Closing):
         documents
             As in :meth:`add`. Other documents stay, as attributes do.
         where
-            Instead of ids: a filter as in :meth:`search`, of vectors that get other attributes. Meanwhile each of them
-            takes up to 600 bytes of DRAM beyond the budget, as an argument with its id would.
+            Instead of ids: a filter as in :meth:`search`, of vectors that get other attributes. They are written anew
+            some at a time, within the budget; searches see all of them change at once.
 
         Raises
         ------
@@ -785,13 +795,9 @@ class ZoomIndex(Closing):
         with writer.lock:
             merge_schema(writer.about.schema, values, 1)  # also where the filter leaves no vector
             with self._searcher.selected(where) as (state, selected, fresh):
-                found = [*state.ids(selected, fresh)]
-            if not found:
-                return 0
-            names = as_ids(np.concatenate(found), self._about.id_kind)
-            columns = {name: column * len(names) for name, column in values.items()}
-            self._searcher.state, _ = writer.update(state, names, None, columns, None)
-        return len(names)
+                names = state.ids(selected, fresh)
+            self._searcher.state, count = writer.update_selected(state, names, values)
+        return count
 
     @shielded
     def upsert(self, ids: object, vectors: object, attributes: Any = None, documents: Any = None) -> int:

@@ -42,7 +42,7 @@ def test_a_bitmap_of_another_count_is_refused():
 
 
 def test_the_cache_keeps_what_was_used_last_within_its_limit():
-    words = [np.full(64, i, np.uint64) for i in range(5)]
+    words = [np.full(64, i + 1, np.uint64) for i in range(5)]
     cache = BitmapCache(3 * (64 * 8 + 256 + 4))
     for i in range(3):
         cache.put(str(i), words[i])
@@ -51,8 +51,40 @@ def test_the_cache_keeps_what_was_used_last_within_its_limit():
     assert [cache.get(str(i)) is not None for i in range(4)] == [True, False, True, True]
     cache.put("3", words[4])
     assert (cache.get("3") is words[4], len(cache)) == (True, 3)
-    cache.put("4", np.zeros(10_000, np.uint64))
+    cache.put("4", np.ones(10_000, np.uint64))
     assert (cache.get("4"), len(cache)) == (None, 3)
     assert cache.memory_bytes <= 3 * (64 * 8 + 256 + 4)
     with pytest.raises(ValueError, match="limit=0"):
         BitmapCache(0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 400), st.integers(0, 2**32), st.sampled_from([0.0, 0.01, 0.2, 0.5, 1.0]))
+def test_the_cache_gives_a_bitmap_back_as_it_was(count, seed, share):
+    random = np.random.default_rng(seed)
+    words = random.integers(1, 2**63, count).astype(np.uint64) * (random.random(count) < share)
+    cache, kept = BitmapCache("1MiB"), words.copy()
+    cache.put("some", words)
+    found = cache.get("some")
+    np.testing.assert_array_equal(found, kept)
+    if found.flags.writeable:  # the caller's own
+        found[:] = 1
+        words[:] = 1
+    np.testing.assert_array_equal(cache.get("some"), kept)
+
+
+def test_bitmaps_of_few_rows_take_little_of_the_cache():
+    cache = BitmapCache("256KiB")
+    for number in range(400):
+        words = np.zeros(3_000, np.uint64)  # of 24 kB each, ten of which would fit
+        words[number] = 5
+        cache.put(str(number), words)
+        assert cache.memory_bytes <= cache.limit
+    assert len(cache) > 300
+    found = cache.get("399")
+    assert found.nonzero()[0].tolist() == [399]
+    assert int(found[399]) == 5
+    for number in range(20):
+        cache.put(str(number), np.ones(3_000, np.uint64))
+    assert 5 < len(cache) < 20
+    assert cache.memory_bytes <= cache.limit

@@ -1,9 +1,12 @@
 """An update of vectors: attributes that are not given are kept."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
 from memhier.ann import ZoomIndex
+from memhier.ann.zoom.storage.part import find_ids
 
 LANGS = ["en", "de", None]
 
@@ -362,3 +365,48 @@ def test_an_upsert_that_is_refused_changes_nothing(tmp_path):
                 index.upsert(*arguments)
         assert same(index, {0: {"price": 1}, 1: {"price": 2}, 2: {"price": 3}})
         assert index.upsert([], make(0)) == 0
+
+
+def test_an_update_by_filter_takes_little_dram_for_each_vector(tmp_path):
+    peaks = {}
+    for count in (1000, 7000):
+        vectors = np.random.default_rng(0).integers(-99, 99, (count, 4)).astype("i1")
+        fields, path = {"price": np.arange(count) % 9, "tags": [["a", "b"]] * count}, tmp_path / str(count)
+        with ZoomIndex.build(path, vectors, attributes=fields, dram="4MiB", grow_to=14_000) as index:
+            tracemalloc.start()
+            try:
+                assert index.update(where="price >= 0", attributes={"price": 9, "sold": True}) == count
+                peaks[count] = tracemalloc.get_traced_memory()[1]
+            finally:
+                tracemalloc.stop()
+            found = index.fetch(np.arange(count))
+            assert (found["price"] == 9).all()
+            assert found["sold"].all()
+            assert found["tags"][count - 1] == ["a", "b"]
+    assert peaks[7000] - peaks[1000] < 6000 * 150  # the vectors that wait are among them
+
+
+def test_an_update_by_filter_that_fails_between_its_blocks_changes_nothing(tmp_path, monkeypatch):
+    vectors, price = np.random.default_rng(0).standard_normal((900, 8), np.float32), np.arange(900)
+    with ZoomIndex.build(
+        tmp_path / "index", vectors, attributes={"price": price}, dram="4MiB", grow_to=2000
+    ) as index:  # fmt: skip
+        monkeypatch.setattr("memhier.ann.zoom.renewal.life._UPDATED_BYTES", 1 << 11)
+        find, calls = find_ids, []
+
+        def failing(*arguments):
+            calls.append(arguments)
+            if len(calls) == 3:
+                raise OSError("no room")
+            return find(*arguments)
+
+        monkeypatch.setattr("memhier.ann.zoom.storage.ids.find_ids", failing)
+        with pytest.raises(OSError, match="no room"):
+            index.update(where="price < 800", attributes={"price": -1, "sold": True})
+        monkeypatch.undo()
+        assert index.fields == {"price": "int64"}
+        np.testing.assert_array_equal(index.fetch(np.arange(900))["price"], price)
+        assert index.update(where="price < 800", attributes={"price": -1}) == 800
+        index.commit()
+    with ZoomIndex.open(tmp_path / "index") as index:
+        np.testing.assert_array_equal(index.fetch(np.arange(900))["price"], np.where(price < 800, -1, price))

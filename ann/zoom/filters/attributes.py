@@ -262,7 +262,7 @@ class Attributes:
         return 2 * self._checksums + _WORD_BYTES * sum(column.word_count for column in self._columns.values())
 
     def bitmap(self, where: str | Expression) -> Words:
-        """Return the rows for which a filter is true, uint64 ``[ceil(n / 64)]``, read-only.
+        """Return the rows for which a filter is true, uint64 ``[ceil(n / 64)]``; writable if it is the caller's.
 
         Parameters
         ----------

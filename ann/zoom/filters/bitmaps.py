@@ -5,7 +5,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Hashable
 from contextlib import suppress
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ Words: TypeAlias = npt.NDArray[np.uint64]
 
 _RUNS = 1024  # looked at together
 _ENTRY_BYTES = 256  # the key, the array's head and the place in the order, beside the words
+_SPARSE_BYTES, _ARRAY_BYTES = 12, 256  # of a word that is not zero, with its place; of two arrays' heads and a tuple
 
 
 def word_count(count: int) -> int:
@@ -110,7 +111,8 @@ class BitmapCache:
 
     def __init__(self, limit: int | str) -> None:
         self._limit = parse_bytes(limit, "limit")
-        self._bitmaps: OrderedDict[Hashable, tuple[Words, int]] = OrderedDict()  # each with its bytes
+        self._bitmaps: OrderedDict[Hashable, tuple[Words | _Sparse, int]] = OrderedDict()  # each with its bytes
+        self._most = 0  # bytes held, or more where an interrupt came between an entry and its count
         self._lock = threading.Lock()
         self._pid = os.getpid()
 
@@ -129,45 +131,79 @@ class BitmapCache:
         return sum([size for _, size in list(self._bitmaps.values())])
 
     def get(self, key: Hashable) -> Words | None:
-        """Return a bitmap, read-only, or None."""
+        """Return a bitmap, or None; a writable one is the caller's."""
         self._guard()
         found = self._bitmaps.get(key)  # without the lock: an interrupt could leave it locked
         if found is None:
             return None
         with suppress(KeyError):  # which another thread has just removed
             self._bitmaps.move_to_end(key)
-        return found[0]
+        words = found[0]
+        return words.whole() if isinstance(words, _Sparse) else words
 
     def put(self, key: Hashable, words: Words) -> None:
-        """Keep a bitmap, which becomes read-only, in place of those least recently used.
+        """Keep a bitmap in place of those least recently used; few of its rows are kept as their words alone.
 
-        A bitmap larger than the limit is not kept, and stays writable. An interrupt leaves fewer bitmaps.
+        A bitmap that is kept whole becomes read-only. One that takes more than the limit is not kept. An interrupt
+        leaves fewer bitmaps.
         """
+        few = _Sparse.of(words)
+        size = _size(key, words.nbytes if few is None else few.nbytes)
         with self._guard():
-            self._bitmaps.pop(key, None)
-            size = _size(key, words)
+            if (before := self._bitmaps.pop(key, None)) is not None:
+                self._most -= before[1]
             if size > self._limit:
                 return
-            words.flags.writeable = False
-            room = self._limit - size - self.memory_bytes
-            while room < 0:
-                room += self._bitmaps.popitem(last=False)[1][1]
-            self._bitmaps[key] = words, size
+            if few is None:
+                words.flags.writeable = False
+            while self._bitmaps and self._most + size > self._limit:
+                self._most -= self._bitmaps.popitem(last=False)[1][1]
+            if not self._bitmaps:
+                self._most = 0
+            self._most += size
+            self._bitmaps[key] = words if few is None else few, size
 
     def drop(self, owner: object) -> None:
         """Forget all bitmaps whose key is a tuple that begins with `owner`."""
         with self._guard():
             for key in [key for key in self._bitmaps if isinstance(key, tuple) and key[:1] == (owner,)]:
                 self._bitmaps.pop(key, None)
+            self._most = self.memory_bytes
 
     def _guard(self) -> threading.Lock:
         if self._pid != os.getpid():  # A thread that did not survive the fork may have held the lock: begin anew.
-            self._bitmaps = OrderedDict()
+            self._bitmaps, self._most = OrderedDict(), 0
             self._lock, self._pid = threading.Lock(), os.getpid()
         return self._lock
 
 
-def _size(key: Hashable, words: Words) -> int:
+class _Sparse(NamedTuple):
+    """A bitmap most of whose words are zero: its number of words, the places of the others, int32, and these."""
+
+    length: int
+    places: npt.NDArray[np.int32]
+    words: Words
+
+    @classmethod
+    def of(cls, words: Words) -> "_Sparse | None":
+        """Return the bitmap in this form; None where that takes more than half of the room."""
+        if 2 * _SPARSE_BYTES * np.count_nonzero(words) > words.nbytes:
+            return None
+        places = (words != 0).nonzero()[0]  # many times as fast as that of numbers
+        return cls(len(words), places.astype(np.int32), words[places])
+
+    @property
+    def nbytes(self) -> int:
+        return _SPARSE_BYTES * len(self.places) + _ARRAY_BYTES
+
+    def whole(self) -> Words:
+        """Return the bitmap."""
+        words = np.zeros(self.length, np.uint64)
+        words[self.places] = self.words
+        return words
+
+
+def _size(key: Hashable, nbytes: int) -> int:
     parts = key if isinstance(key, tuple) else (key,)
-    text = sum(4 * len(part) for part in parts if isinstance(part, str))
-    return int(words.nbytes) + text + _ENTRY_BYTES
+    text = sum([4 * len(part) for part in parts if isinstance(part, str)])
+    return nbytes + text + _ENTRY_BYTES

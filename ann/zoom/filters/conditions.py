@@ -392,6 +392,8 @@ def on_columns(
     words
         By attribute of strings, where there is a column.
     """
+    if not words and "datetime" not in types.values() and "list[datetime]" not in types.values():
+        return expression
     texts: dict[str, dict[str, None]] = {}
     for leaf in leaves(expression):
         if leaf.name in words:

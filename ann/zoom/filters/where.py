@@ -71,10 +71,10 @@ _WORK_BYTES = 1 << 20
 _SHORT = 256  # characters of a filter that is kept
 _SHOWN = 60  # characters of the text to either side of a mistake
 _TOKEN = re.compile(
-    r"""(?P<number>(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)
+    r"""\s*(?:(?P<number>(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)
       | (?P<text>'(?:[^']|'')*'|"(?:[^"]|"")*")
       | (?P<name>[A-Za-z_][A-Za-z0-9_]*)
-      | (?P<sign><=|>=|==|!=|[<>=(),+-])""",
+      | (?P<sign><=|>=|==|!=|[<>=(),+-]))""",
     re.VERBOSE,
 )
 _SPACE = re.compile(r"\s*")
@@ -379,17 +379,18 @@ class _Parser:
         self.token = self._next()
 
     def _next(self) -> _Token:
-        space = _SPACE.match(self._text, self._position)
-        start = space.end() if space else self._position
-        if start == len(self._text):
-            return _Token("end", "", start)
-        match = _TOKEN.match(self._text, start)
+        match = _TOKEN.match(self._text, self._position)
         if match is None:
+            space = _SPACE.match(self._text, self._position)
+            start = space.end() if space else self._position
+            if start == len(self._text):
+                return _Token("end", "", start)
             character = self._text[start]
             fault = "text without its closing quote" if character in "'\"" else f"unexpected {character!r}"
             self._fail(f"{fault} at position {start}", start)
         self._position = match.end()
-        kind, text = str(match.lastgroup), match[0]
+        kind = str(match.lastgroup)
+        text, start = match[kind], match.start(kind)
         if kind == "number" and self._text[match.end() : match.end() + 1].isidentifier():
             self._fail(f"a letter right after a number at position {match.end()}", match.end())
         if kind == "sign":

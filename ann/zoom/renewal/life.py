@@ -9,7 +9,7 @@ index anew where it has changed too much; a later commit takes over the files.
 
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -49,7 +49,7 @@ from memhier.ann.zoom.storage.arrays import PartArrays, Spread
 from memhier.ann.zoom.storage.catalog import AUDIT_KEY, Description, write_preview
 from memhier.ann.zoom.storage.fresh import Fresh, fresh_row_bytes, value_bytes
 from memhier.ann.zoom.storage.fullview import RowWriter
-from memhier.ann.zoom.storage.ids import Ids, Located, locate, locate_all, refuse_known
+from memhier.ann.zoom.storage.ids import Ids, Located, as_ids, locate, locate_all, refuse_known
 from memhier.ann.zoom.storage.layout import IndexLayout, fresh_bytes, lists_anew
 from memhier.ann.zoom.storage.part import IndexPart, PartFiles
 from memhier.ann.zoom.storage.prepared import drop_prepared, note_prepared, publish_prepared
@@ -66,6 +66,8 @@ __all__ = ["IndexWriter"]
 
 _ROOMS = 8  # times the vectors that wait: the most of one call that are written as a part
 _CODED_BYTES = 28  # of a vector on its way to its part, beside its code and a copy of it
+_UPDATED_BYTES = 512  # of a vector whose attributes change, while its values are Python's
+_UPDATED_LEAST = 32  # of these at a time, as each time passes over all ids
 _BUFFER_SHARE, _BUFFER_MOST = 1 / 256, 1 << 20  # of the budget, for the write buffer of each segment
 _FEW_ROWS, _ROWS_TIMES = 1024, 2  # that a commit writes anew, or as many times the rows that waited
 _ROUNDS = 4  # of coding newer parts for a renewal, before a commit takes ever more of them
@@ -152,17 +154,35 @@ class IndexWriter:
         Fields that are not given stay, and vectors where there are none. Without `insert`, a new id is a KeyError.
         """
         with self._all_or_nothing(state):
-            if vectors is not None and len(ids) != len(vectors):
-                entries = counted(len(ids), "entry")
-                raise ValueError(f"ids has {entries} for {counted(len(vectors), 'vector')}: expected one for each")
-            find = locate if insert else locate_all
-            places = find(state.parts, state.fresh, ids)
-            known = np.flatnonzero(places.known)
-            given = KeptVectors(state, places, self._reader) if vectors is None else vectors
-            kept = values_kept(state, places, attributes)
-            records = ChangedDocuments(state, documents, len(ids), self._work_bytes, places)
-            state = self._remove(state, ids.take(known), places.take(known))
-            return self._add(state, given, ids, attributes, records, kept)[0], len(ids) - len(known)
+            return self._update(state, ids, vectors, attributes, documents, locate if insert else locate_all)
+
+    def update_selected(
+        self, state: IndexSnapshot, names: Iterable[npt.NDArray[Any]], values: Mapping[str, list[Any]]
+    ) -> tuple[IndexSnapshot, int]:
+        """Return the snapshot with the one value of each attribute for ids that come in blocks, and their number."""
+        count = 0
+        with self._all_or_nothing(state):
+            for some in _regrouped(names, max(_UPDATED_LEAST, self._work_bytes // _UPDATED_BYTES)):
+                ids = as_ids(some, self.about.id_kind)
+                columns = {name: value * len(ids) for name, value in values.items()}
+                state, _ = self._update(state, ids, None, columns, None, locate_all)
+                count += len(ids)
+        return state, count
+
+    def _update(
+        self, state: IndexSnapshot, ids: Ids, vectors: npt.NDArray[Any] | None, attributes: Any, documents: Any,
+        find: Callable[[Sequence[IndexPart], Fresh, Ids], Located],
+    ) -> tuple[IndexSnapshot, int]:  # fmt: skip
+        if vectors is not None and len(ids) != len(vectors):
+            entries = counted(len(ids), "entry")
+            raise ValueError(f"ids has {entries} for {counted(len(vectors), 'vector')}: expected one for each")
+        places = find(state.parts, state.fresh, ids)
+        known = np.flatnonzero(places.known)
+        given = KeptVectors(state, places, self._reader) if vectors is None else vectors
+        kept = values_kept(state, places, attributes)
+        records = ChangedDocuments(state, documents, len(ids), self._work_bytes, places)
+        state = self._remove(state, ids.take(known), places.take(known))
+        return self._add(state, given, ids, attributes, records, kept)[0], len(ids) - len(known)
 
     def remove(self, state: IndexSnapshot, ids: Ids) -> IndexSnapshot:
         """Return the snapshot without these ids."""
@@ -704,6 +724,21 @@ class IndexWriter:
             state.parts, state.preview, earliest, lambda: self.about.dram - self._planned(state) - reserved,
             with_rows=self._moves_rows(state) or reserved > 0, most=most,
         )  # fmt: skip
+
+
+def _regrouped(blocks: Iterable[npt.NDArray[Any]], most: int) -> Iterator[npt.NDArray[Any]]:
+    """Yield the entries of blocks, `most` at a time."""
+    held, count = list[npt.NDArray[Any]](), 0
+    for block in blocks:
+        for start in range(0, len(block), most):
+            some = block[start : start + most]
+            if held and count + len(some) > most:
+                yield np.concatenate(held)
+                held, count = [], 0
+            held.append(some)
+            count += len(some)
+    if held:
+        yield np.concatenate(held)
 
 
 def _runs(sizes: Ints, most: int) -> Iterator[slice]:

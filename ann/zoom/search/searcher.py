@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import time
 import warnings
 from _thread import LockType, allocate_lock
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +19,7 @@ from memhier.ann.zoom.filters.bitmaps import Words
 from memhier.ann.zoom.search.explaining import explain
 from memhier.ann.zoom.search.explanation import Explanation
 from memhier.ann.zoom.search.fields import FieldReader, chosen_fields
+from memhier.ann.zoom.search.grouped import joined, queries_by_filter
 from memhier.ann.zoom.search.planning import Plan, plan_search
 from memhier.ann.zoom.search.range_search import WITHIN_TALLY, Within, all_nearest, range_effort, search_range
 from memhier.ann.zoom.search.results import Chosen, RangeResult, SearchResult
@@ -30,6 +32,7 @@ from memhier.errors import RecallWarning
 from memhier.io.read_arguments import Tallies
 from memhier.io.reader import Reader
 from memhier.rows.ranking import STOPS
+from memhier.shield import check_interrupt
 
 __all__ = ["Searcher", "Turns"]
 
@@ -111,6 +114,23 @@ class Searcher:
             watch(search.snapshot, queries, options, result)
         return result
 
+    def search_each(self, queries: Floats, options: SearchOptions, filters: Sequence[str | None]) -> SearchResult:
+        """Return the nearest vectors of queries ``[q, d]``, each among those of its own filter, in one snapshot."""
+        started, ms, radius = time.monotonic(), options.deadline_ms, check_radius(options.radius, len(queries))
+        own, found = list[SearchOptions](), list[tuple[Ints, SearchResult]]()
+        with self._turns.next():
+            state = self.state
+            for where, rows in queries_by_filter(filters):
+                check_interrupt()
+                if ms is not None:  # the rest of the time, which is none where it is over
+                    options = replace(options, deadline_ms=max(1e-6, ms - 1e3 * (time.monotonic() - started)))
+                own.append(replace(options, where=where, radius=None if radius is None else radius[rows]))
+                found.append((rows, self._search(queries[rows], own[-1], state=state)[2]))
+        if (watch := self.watch) is not None:
+            for asked, (rows, result) in zip(own, found, strict=True):
+                watch(state, queries[rows], asked, result)
+        return joined(found)
+
     @property
     def busy(self) -> bool:
         """Whether all turns are taken."""
@@ -133,14 +153,19 @@ class Searcher:
             return explain(*self._search(query[None], options, trace=trace), query[None], trace)
 
     def _search(
-        self, queries: Floats, options: SearchOptions, chosen: Chosen | None = None, trace: Trace | None = None
+        self,
+        queries: Floats,
+        options: SearchOptions,
+        chosen: Chosen | None = None,
+        trace: Trace | None = None,
+        state: IndexSnapshot | None = None,
     ) -> tuple[Search, Plan, SearchResult]:
         limits, ms = NO_LIMITS, options.deadline_ms
         if timed := ms is not None and ms < np.inf:
             limits = ReadLimits(deadline=float(ms) / 1000)
         if options.max_reads is not None:
             limits = replace(limits, max_reads=int(options.max_reads))
-        state = self.state
+        state = self.state if state is None else state
         count, named = state.count, state.fresh.texts is not None
         k = int(min(options.k, max(1, count)))
         wanted = chosen_fields(state, options.fields) if options.fields else ()

@@ -46,16 +46,18 @@ class MemhierFilter(MemhierZoom):
         filter
             A sparse matrix of compressed rows, ``[q, tags]``.
         """
-        index = self.built()
+        index, rows = self.built(), _rows(filter)
+        filters = [f"tags contains all ({', '.join(map(str, tags.tolist()))})" if len(tags) else None for tags in rows]
+        searches = int(index.stats()["searches"])
 
-        def nearest(query: npt.NDArray[Any], tags: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-            where = f"tags contains all ({', '.join(map(str, tags.tolist()))})" if len(tags) else None
-            found = index.search(query, k, where=where, **self._effort)
+        def nearest(some: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+            found = index.search(X[some], k, where=[filters[number] for number in some], **self._effort)
             self.count_reads(found.stats)
             return found.ids
 
-        with ThreadPoolExecutor(int(index.stats()["searches"])) as pool:
-            self.res = np.array(list(pool.map(nearest, X, _rows(filter))), np.int64).reshape(len(X), k)
+        with ThreadPoolExecutor(searches) as pool:
+            parts = pool.map(nearest, np.array_split(np.arange(len(X)), searches))
+            self.res = np.concatenate([*parts])
 
 
 def _rows(matrix: Any) -> list[npt.NDArray[Any]]:

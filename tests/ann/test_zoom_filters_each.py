@@ -1,0 +1,98 @@
+"""A filter for each query of a call: results are those of single calls, each different filter evaluated once."""
+
+import numpy as np
+import pytest
+
+from memhier.ann import ZoomIndex
+from memhier.ann.zoom.filters.attributes import Attributes
+
+COUNT, DIMENSION = 1500, 16
+FILTERS = [
+    "tags contains 3", None, "number < 700 and tags contains any (1, 2)", "tags contains 3", "tags contains 999",
+    "number >= 1490", None, "not sold",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def vectors():
+    return np.random.default_rng(1).normal(size=(COUNT, DIMENSION)).astype(np.float32)
+
+
+@pytest.fixture(scope="module", params=["l2", "ip", "strings"])
+def index(request, tmp_path_factory, vectors):
+    attributes = {
+        "number": np.ma.MaskedArray(np.arange(COUNT), np.arange(COUNT) % 7 == 3),
+        "tags": [[row % 5, row % 11] for row in range(COUNT)],
+        "sold": np.arange(COUNT) % 2 == 0,
+        "name": [None if row % 4 == 0 else f"n{row}" for row in range(COUNT)],
+    }
+    options = {"metric": "ip"} if request.param == "ip" else {}
+    if request.param == "strings":
+        options["ids"] = [f"id{row}" for row in range(COUNT)]
+    path = tmp_path_factory.mktemp("each") / "index"
+    with ZoomIndex.build(path, vectors, attributes=attributes, dram="8MiB", **options) as built:
+        yield built
+
+
+def queries_for(filters):
+    return np.random.default_rng(2).normal(size=(len(filters), DIMENSION)).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"recall": 0.9}, {"recall": 1.0}, {"max_reads": 3}, {"candidates": 40, "nprobe": 3}], ids=str
+)
+@pytest.mark.filterwarnings("ignore::memhier.errors.RecallWarning")
+def test_each_query_finds_the_vectors_of_a_call_of_its_own(index, options):
+    queries = queries_for(FILTERS)
+    found = index.search(queries, 5, where=FILTERS, fields=True, **options)
+    assert found.ids.shape == found.distances.shape == (len(FILTERS), 5)
+    rows = found.rows()
+    for number, where in enumerate(FILTERS):
+        single = index.search(queries[number], 5, where=where, fields=True, **options)
+        assert found.ids[number].tolist() == single.ids.tolist()
+        np.testing.assert_array_equal(found.distances[number], single.distances)
+        assert rows[number] == single.rows()
+    assert found.stats["queries"] == len(FILTERS)
+    alone = index.search(queries[:1], 5, where=FILTERS[0], fields=True, **options)
+    assert set(found.stats) == set(alone.stats)
+    assert (found.ids[4] == index.search(queries[4], 5, where=FILTERS[4]).ids).all()
+
+
+def test_lists_of_ids_and_radii_go_with_the_filters_of_queries(index):
+    queries, radii = queries_for(FILTERS), np.linspace(-2, 30, len(FILTERS))
+    every = [name for block in index.ids() for name in block.tolist()]
+    allow, deny = every[::2], every[::6]
+    found = index.search(queries, 4, where=FILTERS, recall=1.0, allow=iter(allow), deny=iter(deny), radius=radii)
+    for number, where in enumerate(FILTERS):
+        single = index.search(
+            queries[number], 4, where=where, recall=1.0, allow=allow, deny=deny, radius=float(radii[number])
+        )
+        assert found.ids[number].tolist() == single.ids.tolist()
+
+
+def test_equal_filters_are_evaluated_once(tmp_path, vectors, monkeypatch):
+    asked = []
+    bitmap = Attributes.bitmap
+    monkeypatch.setattr(Attributes, "bitmap", lambda self, where: asked.append(str(where)) or bitmap(self, where))
+    with ZoomIndex.build(tmp_path / "index", vectors, attributes={"number": np.arange(COUNT)}, dram="4MiB") as built:
+        built.search(vectors[:60], 3, where=["number < 9", "number < 99", None] * 20)
+    assert sorted(asked) == ["number < 9", "number < 99"]
+
+
+def test_another_number_of_filters_and_other_values_are_refused(index, vectors):
+    with pytest.raises(ValueError, match="where has 2 filters for 3 queries"):
+        index.search(vectors[:3], 2, where=["sold", "sold"])
+    with pytest.raises(TypeError, match=r"where\[1\]=7"):
+        index.search(vectors[:2], 2, where=["sold", 7])
+    with pytest.raises(TypeError, match="expected text, or a list of text"):
+        index.search(vectors[:2], 2, where=7)
+    with pytest.raises(ValueError, match="no attribute 'colour'"):
+        index.search(vectors[:2], 2, where=["sold", "colour == 'red'"])
+
+
+def test_no_queries_and_one_query(index, vectors):
+    assert index.search(vectors[:0], 3, where=[]).ids.shape == (0, 3)
+    assert (
+        index.search(vectors[0], 3, where=["sold"]).ids.tolist()
+        == index.search(vectors[0], 3, where="sold").ids.tolist()
+    )
