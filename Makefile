@@ -14,7 +14,7 @@ PARALLEL := -n 2 --dist loadfile
 .DEFAULT_GOAL := help
 # Tests measure nothing while something else compiles, and messages stay in order.
 .NOTPARALLEL:
-.PHONY: help build build-python develop demo docs test test-native test-plugins test-cluster soak-cluster lint stub types pyright try-wheel pytest pytest-python house soak sanitize sanitize-address sanitize-thread clean
+.PHONY: help build build-python develop demo docs test test-long test-native test-plugins test-cluster soak-cluster lint stub types pyright try-wheel pytest pytest-python house soak sanitize sanitize-address sanitize-thread clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -154,11 +154,15 @@ pyright: $(PLUGINS)/.installed  ## the types that users see: pyright on the publ
 try-wheel:  ## the wheel in empty environments: every block of README and tutorials, twice (needs the network)
 	$(PYTHON) tests/house/try_wheel.py
 
-pytest: develop  ## the tests, on the compiled core where there is one
-	$(BIN)/python -m pytest $(PARALLEL)
+pytest: develop  ## the tests, but for the longer ones, on the compiled core where there is one
+	$(BIN)/python -m pytest $(PARALLEL) -m "not long and not slow"
+
+test-long: develop  ## the tests that take some seconds, likewise
+	$(BIN)/python -m pytest $(PARALLEL) -m "long and not slow"
+	MEMHIER_NATIVE=0 $(BIN)/python -m pytest $(PARALLEL) -m "long and not slow" tests/memhier
 
 pytest-python: develop  ## memhier's own tests without the compiled core
-	MEMHIER_NATIVE=0 $(BIN)/python -m pytest $(PARALLEL) tests/memhier
+	MEMHIER_NATIVE=0 $(BIN)/python -m pytest $(PARALLEL) -m "not long and not slow" tests/memhier
 
 soak: develop  ## the slow tests
 	$(BIN)/python -m pytest -m slow

@@ -81,6 +81,7 @@ def name_of(page: Path) -> str:
     return page.relative_to(ROOT).as_posix()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("page", [page for page in PAGES if PYTHON[page]], ids=name_of)
 def test_python_blocks_run_alone_and_again(page, tmp_path):
     blocks = [[str(tmp_path / f"line{block.line}"), block.code] for block in PYTHON[page]]
@@ -103,6 +104,7 @@ def test_blocks_with_another_library_run_alone_and_again(block, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("block", RUN, ids=str)
 def test_shell_blocks_run_alone_and_again(block, tmp_path):
     done = documents.run(block, Path(sys.executable), tmp_path / "here")
@@ -189,6 +191,7 @@ def command_lines(page: Path) -> list[list[str]]:
     return [words for code in codes for words in documents.commands(code)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("page", [page for page in PAGES if command_lines(page)], ids=name_of)
 def test_commands_and_their_options_exist(page):
     wrong = {" ".join(words): found for words in command_lines(page) if (found := wrong_in(words))}

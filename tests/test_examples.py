@@ -44,12 +44,14 @@ def test_replay_keeps_the_first_tasks_of_images(tmp_path):
     assert figure(r"on SSD, ([1-9][\d,]*) swapped", printed) > 0
 
 
+@pytest.mark.long
 def test_replay_keeps_the_first_domain_of_a_language_model(tmp_path):
     printed = run("replay_language_model.py", "--quick", folder=tmp_path)
     none, both = (figure(rf"{title}: perplexity ([\d.]+)", printed) for title in ("no replay", "memory and storage"))
     assert 1 < 2 * both < none
 
 
+@pytest.mark.long
 def test_clicks_become_items_that_are_found(tmp_path):
     printed = run("clicks_to_serving.py", "--quick", folder=tmp_path)
     held, rows = re.search(r"DRAM of the tables: ([\d.]+) MiB for ([\d.]+) MiB", printed).groups()
@@ -63,6 +65,7 @@ def test_clicks_become_items_that_are_found(tmp_path):
     assert abs(found - exact) <= 0.02
 
 
+@pytest.mark.long
 def test_neighbours_help_a_language_model(tmp_path):
     printed = run("knn_lm.py", "--quick", "--dram", "4MiB", folder=tmp_path)
     alone, both = (figure(rf"{title}: perplexity ([\d.]+)", printed) for title in ("alone", "contexts"))

@@ -72,6 +72,7 @@ def test_a_missing_package_is_told_with_its_extra(missing: str, name: str, extra
     assert f"needs the package {missing}: pip install 'memhier[{extra}]'" in done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("missing", [(), ("torch",), ("faiss",), ("torch", "faiss", "tqdm", "transformers")], ids=str)
 def test_help_dir_and_completion_show_every_public_name(missing: tuple[str, ...]) -> None:
     code = """
@@ -109,6 +110,7 @@ def test_a_name_without_its_package_raises_on_use(use: str) -> None:
     assert "pip install 'memhier[torch]'" in done.stderr, done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("missing", [(), ("torch",), ("faiss",), ("torch", "faiss", "tqdm", "fsspec", "ray")], ids=str)
 @pytest.mark.parametrize("package", ["memhier", "memhier.ann", "memhier.recsys", "memhier.ann.cluster"])
 def test_a_star_brings_every_name_whatever_is_missing(package: str, missing: tuple[str, ...]) -> None:
@@ -121,6 +123,7 @@ print([name for name in package.__all__ if name not in globals()])
     assert done.stdout == "[]\n", done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("module", "missing", "extra"),
     [

@@ -32,6 +32,7 @@ def run(kind: str, folder: Path, every: int) -> int:
     return int(last.removeprefix("done "))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_some_changes_of_what_is_stored(kind: str, tmp_path: Path) -> None:
     assert run(kind, tmp_path, KINDS[kind]) > 10

@@ -19,6 +19,7 @@ def interrupted(system: str, rounds: int, seed: int, place: Path) -> dict[str, i
     return {name: int(count) for name, count in (pair.split("=") for pair in child.stdout.split())}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_signals_leave_nothing_wrong(system: str, tmp_path: Path) -> None:
     seen = interrupted(system, 40, 1, tmp_path / system)

@@ -105,6 +105,7 @@ def no_collections() -> Iterator[None]:
     gc.enable()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("no_collections")
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_lost_holds_no_lock_and_no_file(tmp_path: Path, kind: str) -> None:

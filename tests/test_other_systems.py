@@ -84,6 +84,7 @@ WINDOWS = {
 }  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("system", ["mac", "windows"])
 def test_basic_paths_need_no_call_of_linux(system: str, tmp_path: Path) -> None:
     lost = MAC if system == "mac" else WINDOWS

@@ -188,6 +188,7 @@ def trees(leaf):
     return st.recursive(leaf, deeper, max_leaves=7)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("work", [(1 << 15) + 1200, 1 << 20])
 @pytest.mark.parametrize("compiled", [True, False])
 def test_any_filter_of_items_selects_the_rows_of_a_plain_evaluation(parts, monkeypatch, work, compiled):
@@ -395,6 +396,7 @@ def test_lists_of_arrays_masks_and_zones(tmp_path):
     assert merged_schema({}, {}, 0) == {}
 
 
+@pytest.mark.long
 def test_lists_take_what_is_planned(tmp_path):
     count, draw = 5000, np.random.default_rng(0)
     vectors = draw.normal(size=(count, 16)).astype("float32")
@@ -503,6 +505,7 @@ def test_blocks_of_postings_that_begin_at_odd_places_are_refused(tmp_path, numbe
         index.search(np.ones(4), 3, where="tags contains 1")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("block", [7, 500, 1 << 20])
 def test_postings_of_many_blocks_find_what_a_scan_finds(parts, monkeypatch, block):
     """Skewed items, long and short lists, repeated items; the DRAM of a filter ample and scant."""

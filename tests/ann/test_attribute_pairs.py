@@ -106,6 +106,7 @@ def keep(tmp_path, reader):
         store.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("work_bytes", [1 << 18, 4 << 20])
 @pytest.mark.parametrize("count", [1, 63, 64, 65, 4097])
 def test_every_pair_of_types_is_that_of_each_row(count, work_bytes, keep):
@@ -133,6 +134,7 @@ def test_lists_that_are_empty_and_parts_without_rows(keep):
     assert evaluate(parse("not tags contains brand"), columns).tolist() == [True, False]
 
 
+@pytest.mark.long
 def test_texts_compare_within_the_work_bytes(keep):
     """Of columns whose words take more than that, all different, and some longer than the room of a comparison."""
     count, work = 20_000, 1 << 18
@@ -186,6 +188,7 @@ def living(tmp_path, small_sizes):
         yield index, vectors, rows
 
 
+@pytest.mark.long
 def test_searches_of_a_living_index_find_the_rows_that_hold(living):
     index, vectors, rows = living
     for text, test in filters().items():
@@ -199,6 +202,7 @@ def test_searches_of_a_living_index_find_the_rows_that_hold(living):
     assert {record.id for record in index.explain(vectors[0], 5, where=where).records} <= left
 
 
+@pytest.mark.long
 def test_removal_takes_the_rows_that_hold(living):
     index, vectors, rows = living
     where = "int64_0 >= float64_1 or str_list contains str_0"
@@ -224,6 +228,7 @@ WRONG = {
 }
 
 
+@pytest.mark.long
 def test_pairs_that_cannot_be_compared_are_refused(living):
     index, vectors, _ = living
     for where, message in WRONG.items():

@@ -348,6 +348,7 @@ def test_unknown_attributes_and_other_kinds_are_refused(keep):
         part.bitmap("price <")
 
 
+@pytest.mark.long
 def test_a_filter_holds_no_column(keep):
     count = 400_000
     columns = {

@@ -26,6 +26,7 @@ needs_core = pytest.mark.skipif(backend.core is None, reason="needs the compiled
 SHAPES = [(1, 1), (3, 2), (8, 1), (97, 30), (128, 16), (128, 64), (128, 128), (600, 90)]
 
 
+@pytest.mark.long
 @needs_core
 @pytest.mark.parametrize(("dimension", "code_bytes"), SHAPES)
 @pytest.mark.parametrize(

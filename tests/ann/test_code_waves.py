@@ -67,6 +67,7 @@ def in_waves(lists: Lists, parts: list[CodedPart], limits: ScanLimits, most: np.
     return waves.finish()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("core")
 @pytest.mark.parametrize("products", [False, True])
 @pytest.mark.parametrize(("dimension", "code_bytes"), [(3, 2), (97, 30), (128, 16)])

@@ -174,6 +174,7 @@ def test_proofs_and_log_probabilities_hold_for_any_context(words, share, seed, f
         assert set(proof.indices[row].tolist()) - {-1} == set(order.tolist())
 
 
+@pytest.mark.long
 def test_the_two_cores_agree(way):
     if backend.core is None:
         pytest.skip("needs the compiled core")
@@ -196,6 +197,7 @@ def test_the_two_cores_agree(way):
     np.testing.assert_allclose(score.estimate, python_score.estimate, atol=1e-4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("count", [3, 200, 1000, 1960])
 def test_rows_on_ssd_are_answered_alike(tmp_path, count):
     weight, bias, hidden = make_layer(2000, 512)
@@ -220,6 +222,7 @@ def test_rows_on_ssd_are_answered_alike(tmp_path, count):
     stored.close()
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:.*does not reach precision")
 def test_few_allowed_words_are_compared_exactly_whatever_the_method():
     weight, bias, hidden = make_layer(8000, 16)
@@ -319,6 +322,7 @@ def trained(data):
     return index, weight, bias, np.load(folder / "contexts_books_f16.npy")[:64].astype(np.float32)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("count", [20, 200, 2000, 8000])
 @pytest.mark.parametrize("kind", ["any", "frequent", "rare"])
 def test_a_trained_layer(trained, kind, count):

@@ -129,6 +129,7 @@ def family(request):
     return name, model, {setting: generate(model, SETTINGS[setting]) for setting in settings}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("certify", [False, True], ids=["uncertified", "certified"])
 def test_every_option_gives_the_models_own_text(family, certify):
     name, model, written = family

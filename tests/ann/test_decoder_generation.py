@@ -122,6 +122,7 @@ DRAWN = [
 ]  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("options", [{}, *RAISING], ids=named)
 def test_greedy_texts_are_the_models_own(pair, options):
     model, fast = pair
@@ -154,6 +155,7 @@ def check_draws(pair, options, count):
     check_distribution(found.numpy(), scores[0].double().softmax(-1).numpy())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("options", DRAWN, ids=named)
 def test_draws_have_the_models_distribution(pair, options):
     check_draws(pair, options, 400)

@@ -416,6 +416,7 @@ def test_a_generate_of_the_users_own_stays(model):
     assert undo(model).generate is own
 
 
+@pytest.mark.long
 def test_of_all_hidden_states_that_are_seen_a_sample_is_kept():
     def rows_held():
         """The rows of all matrices of a dtype that only this test uses."""

@@ -287,6 +287,7 @@ def test_bad_calls_name_the_argument(core):
         index.partition(hidden[:2], temperature=0)
 
 
+@pytest.mark.long
 def test_a_saved_index_answers_alike(core, tmp_path):
     weight, bias, hidden = make_layer(5000, 512)
     index = LogitIndex.build(weight, bias, contexts=hidden[:300], k=5, method="preview", rank=64)

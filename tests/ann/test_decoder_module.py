@@ -281,6 +281,7 @@ def plain(result):
     return (result.values, result.indices) if isinstance(result, SparseLogits) else result
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("output", ["dense", "sparse", "filled"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_compiled_and_exported_models_keep_it_in_their_graph(output, dtype):
@@ -337,6 +338,7 @@ with torch.no_grad():
 """
 
 
+@pytest.mark.long
 def test_a_saved_program_takes_no_decoder_of_another_process(tmp_path):
     run = partial(subprocess.run, capture_output=True, text=True, timeout=300)
     file = str(tmp_path / "program.pt2")

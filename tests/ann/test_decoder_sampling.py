@@ -48,6 +48,7 @@ def draws_of(index, state, rule, count, seed=1, **more):
     return sampler(np.repeat(state[None], count, 0)), sampler
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("options", RULES, ids=str)
 def test_draws_have_the_distribution_of_the_full_layer(options):
     weight, bias, states = make_layer()

@@ -36,6 +36,7 @@ def ask(index, states):
     return [*ways, proof.indices, proof.proven, z.estimate, z.low, z.high]
 
 
+@pytest.mark.long
 def test_calls_from_several_threads_answer_as_one_after_the_other(index, layer):
     pieces = [layer[1][at : at + size] for at, size in ((200, 1), (203, 5), (210, 16), (230, 9))]
     right = [ask(index, states) for states in pieces]

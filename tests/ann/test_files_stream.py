@@ -44,6 +44,7 @@ def sparse(path, header, size):
         file.truncate(len(header) + size)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="peak memory is read from /proc")
 @pytest.mark.parametrize("kind", ["x.fbin", "x.npy", "column.npy", "x.fvecs", "x.hdf5", "x.parquet"])
 def test_peak_memory_is_that_of_blocks(tmp_path, kind):

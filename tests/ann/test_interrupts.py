@@ -177,6 +177,7 @@ def test_a_long_call_ends_soon_after_an_interrupt(indexed: Indexed, interrupts: 
     indexed.reopen()
 
 
+@pytest.mark.long
 def test_interrupted_searches_hold_nothing_up(indexed: Indexed, interrupts: Any) -> None:
     indexed.reopen()
     interrupts.roots += (str(Path(search.__file__).parent),)  # no other thread runs a search

@@ -111,6 +111,7 @@ def test_more_dram_makes_longer_codes_and_too_little_an_error():
         plan_items(sizes, 1 << 20)
 
 
+@pytest.mark.long
 def test_an_index_of_the_python_core_holds_the_same(tmp_path):
     code = """
 import sys, numpy as np

@@ -73,6 +73,7 @@ def assert_holds(index, model):
             assert len(result.ids) == len(result.fields["text"]) == 5
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("strings", [True, False])
 def test_changes_agree_with_a_model(tmp_path, small_sizes, strings):
     rng, last = random.Random(3), 40
@@ -184,6 +185,7 @@ def test_an_index_with_strings_begins_empty(tmp_path):
         assert index.search(np.ones((1, 4)), 1, fields=True).rows() == [{"id": "x", "score": 4.0, "text": "X"}]
 
 
+@pytest.mark.long
 def test_documents_of_many_small_items_fill_no_more_than_their_room(tmp_path):
     items, dram = [np.ones((1, 4), np.int8)] * 3000, 6 << 20
     with MultiVectorIndex.build(tmp_path / "index", items[:10], dram=dram, grow_to=4000) as index:

@@ -28,6 +28,7 @@ def queries_of(items, count, seed=1):
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_exact_search_finds_what_a_comparison_with_all_finds(tmp_path, dtype):
     items = data.drawn_items(400, 24, dtype)
@@ -37,6 +38,7 @@ def test_the_exact_search_finds_what_a_comparison_with_all_finds(tmp_path, dtype
             data.assert_best(index.search(query, 10, recall=1.0), query, model, 10)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_search_keeps_its_recall(tmp_path, dtype):
     items = data.drawn_items(1500, 24, dtype)
@@ -97,6 +99,7 @@ def test_zero_vectors(tmp_path, zeros):
         assert index.search(np.zeros((2, 8)), 3).ids.tolist() == [0, 1, 2]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("tail", [3.0, 8.0])
 def test_heavy_tailed_norms(tmp_path, tail):
     random = np.random.default_rng(7)
@@ -148,6 +151,7 @@ def test_arrays_and_lengths_are_the_same_items(tmp_path):
     assert found[0].ids[:, 0].tolist() == [7, 9]
 
 
+@pytest.mark.long
 def test_results_do_not_depend_on_the_budget(tmp_path):
     items = data.drawn_items(500, 16, "float16")
     queries = queries_of(items, 10)
@@ -215,6 +219,7 @@ def test_rows_and_order_of_a_result(tmp_path):
         assert index.search([], 3).ids.shape == (0, 3)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("count", "longest"), [(1500, 32), (60, 300), (8000, 2)])
 def test_a_search_takes_no_more_memory_than_is_counted(tmp_path, count, longest):
     items = data.drawn_items(count, 48, "float16", longest=longest)
@@ -233,6 +238,7 @@ def test_a_search_takes_no_more_memory_than_is_counted(tmp_path, count, longest)
             assert peak <= work + (64 << 10), options  # of Python's own objects
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("shift", "scale"), [(2.0, 1.0), (0.0, 4.0)])
 def test_items_unlike_those_of_the_build_are_found(tmp_path, shift, scale):
     items = data.drawn_items(900, 16, "float32")
@@ -248,6 +254,7 @@ def test_items_unlike_those_of_the_build_are_found(tmp_path, shift, scale):
         assert np.mean(shares) >= 0.97
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("longest", "vectors", "mixed"), [(24, 1, False), (24, 6, True), (1, 24, True)])
 def test_queries_of_few_and_of_many_vectors_keep_the_recall(tmp_path, longest, vectors, mixed):
     random = np.random.default_rng(6)
@@ -264,6 +271,7 @@ def test_queries_of_few_and_of_many_vectors_keep_the_recall(tmp_path, longest, v
         assert np.mean(shares) >= 0.96
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("removed", [0, 700])
 def test_a_proof_reads_little_more_than_all_items_once(tmp_path, removed):
     random = np.random.default_rng(8)

@@ -72,6 +72,7 @@ def begun(path, count=60):
     return index, model
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(3))
 def test_random_changes_agree_with_a_model(tmp_path, small_sizes, seed):
     rng = random.Random(seed)
@@ -162,6 +163,7 @@ def test_a_second_process_reads_commits(tmp_path):
         assert run.stdout.split() == [str(len(before)), "[]", "LockedError"], run.stderr
 
 
+@pytest.mark.long
 def test_searches_run_beside_changes(tmp_path, small_sizes):
     index, _ = begun(tmp_path / "index")
     query, ended, found, failed = child.item_of(1, 0), threading.Event(), [], []
@@ -192,6 +194,7 @@ def test_searches_run_beside_changes(tmp_path, small_sizes):
     assert set(map(tuple, found)) == {tuple(best)}
 
 
+@pytest.mark.long
 def test_killed_while_it_changes(tmp_path):
     index, model = begun(tmp_path / "index")
     index.close()
@@ -226,6 +229,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CHANGES)
 @pytest.mark.parametrize("fault", [Fault.SHORT_WRITE, Fault.EIO])
 def test_a_fault_leaves_the_index_as_it_was(tmp_path, small_sizes, switched_files, name, fault):

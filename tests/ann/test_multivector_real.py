@@ -7,6 +7,7 @@ from memhier.ann import MultiVectorIndex
 from memhier.benchmarks.workloads.tokens.token_sets import token_set
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "dimension"), [("words", 128), ("patches", 64)])
 def test_the_ten_best_with_little_dram(tmp_path, name, dimension):
     try:

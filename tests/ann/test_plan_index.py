@@ -42,6 +42,7 @@ def plan(sample: npt.NDArray[np.float32]) -> IndexPlan:
     return plan_index(sample, SearchWorkload(4_000_000, qps=100), NODE, sample_rows=2048)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", ["float32", "float16", "uint8"])
 @pytest.mark.parametrize(("count", "dimension"), [(1, 3), (700, 1), (5000, 33), (3000, 1030)])
 @pytest.mark.parametrize("metric", ["l2", "ip"])
@@ -86,6 +87,7 @@ def test_reads_of_a_search_come_in_the_rounds_of_the_simulation(tmp_path: Path) 
             assert stats["rounds"] == len(round_sizes(stats["page_requests"], 10))
 
 
+@pytest.mark.long
 def test_reads_are_those_of_a_larger_index(tmp_path: Path) -> None:
     """Calibrated on 3,000 vectors, it predicts the reads among 12,000, with the same DRAM for each."""
     vectors, queries = np.split(np.random.default_rng(0).normal(size=(12_200, 24)).astype("float32"), [12_000])
@@ -100,6 +102,7 @@ def test_reads_are_those_of_a_larger_index(tmp_path: Path) -> None:
     assert found.probes == pytest.approx(np.mean([each["probed"] for each in stats]), rel=0.5)
 
 
+@pytest.mark.long
 def test_a_plan_keeps_its_machines_limits(plan: IndexPlan) -> None:
     assert plan.nodes == plan.shards * plan.replicas
     assert plan.vectors_per_shard * plan.shards >= 4_000_000
@@ -115,6 +118,7 @@ def test_a_plan_keeps_its_machines_limits(plan: IndexPlan) -> None:
     assert any("N^" in sentence for sentence in plan.assumptions)
 
 
+@pytest.mark.long
 def test_more_queries_take_more_machines(sample: npt.NDArray[np.float32], plan: IndexPlan) -> None:
     asked = 3 * plan.qps_most
     more = plan_index(sample, dataclasses.replace(plan.workload, qps=asked), NODE, sample_rows=2048)
@@ -123,6 +127,7 @@ def test_more_queries_take_more_machines(sample: npt.NDArray[np.float32], plan: 
     assert more.workload.qps <= more.qps_most
 
 
+@pytest.mark.long
 def test_a_latency_that_no_machine_keeps_is_refused(sample: npt.NDArray[np.float32]) -> None:
     with pytest.raises(ValueError, match=r"p99_ms=1e-05: .* expected a limit above that"):
         plan_index(sample, SearchWorkload(10_000, p99_ms=1e-5), NODE, sample_rows=2048)

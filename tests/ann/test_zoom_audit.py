@@ -194,6 +194,7 @@ def test_a_queue_that_is_full_drops_queries(path, drift):
         assert found["audited"] + found["dropped"] == found["chosen"] == 6000
 
 
+@pytest.mark.long
 def test_drifted_queries_find_what_is_declared_again(path, drift, tmp_path):
     base, _, queries = drift
     reference = shutil.copytree(path, tmp_path / "tuned")
@@ -219,6 +220,7 @@ def test_drifted_queries_find_what_is_declared_again(path, drift, tmp_path):
         assert again.stats["page_requests"] == after.stats["page_requests"]
 
 
+@pytest.mark.long
 def test_queries_that_find_more_than_declared_read_less_again(path, drift):
     base, easy, hard = drift
     with ZoomIndex.open(path, writable=True) as index:
@@ -362,6 +364,7 @@ def test_a_damaged_page_is_a_failure_and_no_crash(path, drift, monkeypatch):
         assert audited(index)["audited"] == 3
 
 
+@pytest.mark.long
 def test_a_prepared_commit_and_a_renewal_go_before_tuning(path, drift):
     base, _, queries = drift
     with ZoomIndex.open(path, audit=1, writable=True) as index:

@@ -136,6 +136,7 @@ def make_vectors(count, dimension, seed=0):
     return (centres[random.integers(0, 100, count)] + random.normal(size=(count, dimension))).astype(np.float32)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not can_reset_peak(), reason="the kernel lets nobody reset a process's peak memory here")
 @pytest.mark.parametrize("seconds", [2, pytest.param(60, marks=pytest.mark.slow)])
 def test_peak_stays_within_the_budget_while_eight_threads_search(tmp_path, seconds):
@@ -160,6 +161,7 @@ def test_peak_stays_within_the_budget_while_eight_threads_search(tmp_path, secon
     assert found["peak"] > budget // 4  # a budget that is not used would be no proof
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not can_reset_peak(), reason="the kernel lets nobody reset a process's peak memory here")
 @pytest.mark.parametrize("rounds", [12, pytest.param(28, marks=pytest.mark.slow)])
 def test_peak_stays_within_the_budget_while_eight_threads_filter_and_one_changes(tmp_path, rounds):
@@ -188,6 +190,7 @@ def test_peak_stays_within_the_budget_while_eight_threads_filter_and_one_changes
     assert found["peak"] <= budget + allowed
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:calibration found")
 @pytest.mark.parametrize(("metric", "dimension"), [("l2", 3), ("ip", 100), ("cosine", 100), ("l2", 1100)])
 def test_memory_is_within_the_budget_after_build_and_use(tmp_path, metric, dimension):
@@ -233,6 +236,7 @@ def test_searches_leave_the_page_cache_alone(tmp_path):
         assert resident_pages(rows) <= before
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("count", [97, 1000])
 def test_more_than_a_sufficient_budget_suffices_and_tuning_keeps_it(tmp_path, count):
     """A rotation never crowds the codes out, and hot pages leave room for what searches take."""

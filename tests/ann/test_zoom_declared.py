@@ -93,6 +93,7 @@ def test_few_rows_that_a_filter_leaves_are_read_as_far_as_the_recall_asks(tmp_pa
     assert found.stats["page_requests"] < 60 * 30  # of some 300 rows on as many pages
 
 
+@pytest.mark.long
 def test_hard_queries_keep_their_recall_where_there_is_little_room_for_candidates(tmp_path):
     random = np.random.default_rng(9)
     points = random.normal(size=(5200, 128)) * random.lognormal(0, 0.5, (5200, 1))
@@ -114,6 +115,7 @@ def test_recall_is_kept_for_any_number_of_neighbours(tmp_path):
             assert result.stats["calibrated"] == (k <= 100)
 
 
+@pytest.mark.long
 def test_a_hundred_neighbours_by_short_codes_cost_by_the_recall_declared(tmp_path):
     queries, base = np.split(np.random.default_rng(11).normal(size=(5100, 96)).astype(np.float32), [100])
     near = exact_neighbours(base, queries, 100)[1]
@@ -127,6 +129,7 @@ def test_a_hundred_neighbours_by_short_codes_cost_by_the_recall_declared(tmp_pat
         assert all(more > 1.05 * less for less, more in itertools.pairwise(pages))
 
 
+@pytest.mark.long
 def test_an_index_that_cannot_be_calibrated_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(calibrate, "_LIMITS_OF_K", (1,))
     queries, base = np.split(np.random.default_rng(9).normal(size=(3200, 256)).astype(np.float32), [200])
@@ -152,6 +155,7 @@ def test_few_vectors_calibrate_no_high_recall(tmp_path):
         assert index.search(base[:10], 5, recall=0.95).stats["calibrated"]
 
 
+@pytest.mark.long
 def test_tuning_keeps_recall_for_queries_of_another_kind(tmp_path):
     base, _, _ = make_set("alike", 4000, 1000, 0)
     random = np.random.default_rng(5)

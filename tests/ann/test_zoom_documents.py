@@ -633,6 +633,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_full_disk_changes_nothing(tmp_path, small_sizes, switched_files, name):
     bodies = [f"body {row} " * (row % 30) for row in range(200)]

@@ -34,6 +34,7 @@ def looked_through(index):
     assert 7 not in index if index.stats()["id_kind"] == "int64" else "a" not in index
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("metric", ["l2", "ip", "cosine"])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "uint8"])
 def test_an_index_of_no_vectors_is_searched_and_filled(tmp_path, metric, dtype, renewed):

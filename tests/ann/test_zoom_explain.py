@@ -105,6 +105,7 @@ def built(
         yield index, vectors
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "options",
     [{}, {"recall": 0.5}, {"recall": 1.0}, {"nprobe": 3}, {"candidates": 60, "nprobe": 9}, {"where": "third == 1"}],

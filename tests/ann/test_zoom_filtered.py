@@ -113,6 +113,7 @@ def test_fewer_rows_take_less_work(index):
         assert scanned == sorted(scanned, reverse=True), kind
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", FILTERS)
 def test_the_plain_core_a_cache_and_a_batch_change_nothing(folder, kind, monkeypatch):
     for where, left in FILTERS[kind]:
@@ -193,6 +194,7 @@ def test_runs_are_as_many_as_there_are():
     assert (unpack(runs_with(pack(rows), starts), 5000) == rows.reshape(-1, 3).any(axis=1)).all()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lists", [1, 7, 255, 256, 257, 3000])
 @pytest.mark.parametrize("graph", [False, True])
 @pytest.mark.parametrize("native", [False, True])

@@ -37,6 +37,7 @@ def living(request, tmp_path, small_sizes):
         yield index, {each: (vectors[row], row % 10) for row, each in enumerate(every) if row % 9 != 5}, every
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("where", [None, "price < 4"])
 @pytest.mark.parametrize("lists", ["allow", "deny", "both"])
 @pytest.mark.parametrize("size", [0, 1, 7, 63, 200, 400])

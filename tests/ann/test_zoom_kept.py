@@ -159,6 +159,7 @@ def test_a_recall_beyond_what_was_calibrated_is_kept_by_looking_further(tmp_path
             assert recall_at_k(found.distances, true[:, :k]) >= recall - SLACK
 
 
+@pytest.mark.long
 def test_many_neighbours_by_short_codes_have_no_ceiling(tmp_path):
     random = np.random.default_rng(5)
     vectors = random.normal(size=(6000, 256)).astype(np.float32)  # none near: a hundred neighbours among thousands

@@ -68,6 +68,7 @@ def test_an_uncommitted_attribute_leaves_no_trace(tmp_path, small_sizes):
         assert sorted(nulls.tolist()) == list(range(200))
 
 
+@pytest.mark.long
 def test_searches_while_it_changes_see_one_state_each(tmp_path, small_sizes):
     """Every state holds a multiple of 50 vectors, the versions of which are one apart at most."""
     index = ZoomIndex.build(tmp_path / "index", make(300), dram="8MiB", attributes={"version": [0] * 300})
@@ -142,6 +143,7 @@ def test_files_are_closed_with_the_last_that_has_them(tmp_path):
         assert reader.stats()["files"] == 0
 
 
+@pytest.mark.long
 def test_dram_is_kept_until_it_is_full(tmp_path, monkeypatch):
     monkeypatch.setattr(construct, "QUERIES", 100)  # to calibrate takes longest, many times
     dimension, dram = 32, 3 << 19
@@ -184,6 +186,7 @@ for line in sys.stdin:
 """
 
 
+@pytest.mark.long
 def test_another_process_keeps_its_snapshot_until_it_opens_again(tmp_path, small_sizes):
     path = tmp_path / "index"
     index = ZoomIndex.build(path, make(100), dram="4MiB")

@@ -90,6 +90,7 @@ def fails(change, index):
     return False
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CHANGES)
 @pytest.mark.parametrize("fault", [Fault.SHORT_WRITE, Fault.EIO])
 def test_a_fault_leaves_the_index_as_it_was(folder, built, small_sizes, switched_files, name, fault):

@@ -98,6 +98,7 @@ def kill_rounds(folder, rounds, seed, strings=False):
     assert max(sizes) < (3 << 20 if strings else 1 << 20), sizes
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("strings", [False, True])
 def test_killed_while_it_changes(strings):
     with tempfile.TemporaryDirectory(dir=FAST) as folder:

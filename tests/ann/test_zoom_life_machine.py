@@ -311,7 +311,7 @@ class Life(RuleBasedStateMachine):
             shutil.rmtree(self.folder)
 
 
-TestLife = Life.TestCase
+TestLife = pytest.mark.long(Life.TestCase)
 TestLife.settings = settings(
     max_examples=25,
     stateful_step_count=25,

@@ -80,6 +80,7 @@ def beside_pages(index, work):
     return peak + min(before, index.stats()["pool_bytes"])
 
 
+@pytest.mark.long
 def test_vectors_are_removed_from_an_index_that_is_full(tmp_path):
     vectors = make(60_000)
     dram = tightest(tmp_path, 60_000, 64, 1_800_000)
@@ -95,6 +96,7 @@ def test_vectors_are_removed_from_an_index_that_is_full(tmp_path):
         assert index.memory_bytes <= dram
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "where",
     ["price < 0.5", "price between 0.1 and 0.9 and not (kind in (1, 2, 3) or kind is null)", "word in ('a', 'b')"],
@@ -128,6 +130,7 @@ def test_filters_take_no_more_than_was_foreseen(tmp_path, where):
         assert index.memory_bytes <= index.stats()["planned_bytes"] <= dram
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("strings", "alike"), [(False, False), (True, False), (False, True)])
 def test_an_index_is_changed_within_its_budget(tmp_path, strings, alike):
     count = 30_000
@@ -168,6 +171,7 @@ DOCUMENTS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:calibration found")
 def test_long_documents_are_changed_within_the_budget(tmp_path, monkeypatch):
     room, count = 3 * PLAIN, 20_000
@@ -200,6 +204,7 @@ def test_long_documents_are_changed_within_the_budget(tmp_path, monkeypatch):
         assert max(needed.values()) <= dram + PLAIN, (kind, share, needed, dram)
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:calibration found")
 def test_the_budget_that_an_error_names_is_enough(tmp_path):
     vectors, less = make(20_000, 32), 780_000
@@ -218,6 +223,7 @@ def test_the_budget_that_an_error_names_is_enough(tmp_path):
             assert len(index) == 20_000
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:calibration found")
 @pytest.mark.parametrize("filtered", [False, True])
 @pytest.mark.parametrize("step", [10_000, 2500])

@@ -129,6 +129,7 @@ def test_filters_and_fields_find_the_same(tmp_path: Path) -> None:
         }
 
 
+@pytest.mark.long
 @pytest.mark.skipif(backend.core is None, reason="builds many indexes: minutes without the compiled core")
 def test_codes_on_ssd_and_their_pages(tmp_path: Path) -> None:
     vectors = _vectors(20_000, 1, axes=64)

@@ -29,6 +29,7 @@ def answers(folder, factors, **options):
     return np.array(measured)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("kind", "sigma"), [("clusters", 1.0), ("spectrum", 1.5)])
 def test_norms_that_vary_cost_neither_recall_nor_reads(tmp_path, kind, sigma):
     factors = made_factors(kind, 3000, 300, sigma, 0)
@@ -39,6 +40,7 @@ def test_norms_that_vary_cost_neither_recall_nor_reads(tmp_path, kind, sigma):
     assert (varied[:, 1] <= 1.5 * level[:, 1]).all()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", LOGS[1:])
 def test_users_of_a_real_log_find_their_items(tmp_path, name):
     try:
@@ -86,6 +88,7 @@ def test_users_unlike_the_items_keep_the_recall(asked_items, kind):
         assert id_recall(index.search(asked, 10, recall=recall).ids, true) >= recall - TOLERANCE
 
 
+@pytest.mark.long
 def test_product_quantised_codes_find_what_they_declare(tmp_path):
     factors = made_factors("clusters", 3000, 200, 1.0, 1)
     true = exact_neighbours(factors.items, factors.users, 10, "ip")[0]

@@ -7,6 +7,7 @@ from memhier.benchmarks.datasets import load_search_set
 from memhier.benchmarks.exact import exact_neighbours, recall_at_k
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "count", "coding"),
     [

@@ -35,6 +35,7 @@ def open_segments(path):
     return [each for each in names if each.startswith(str(path))]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("strings", [False, True])
 @pytest.mark.parametrize("verify", ["read", "open", "off"])
 def test_a_refreshed_reader_equals_one_that_opens(tmp_path, small_sizes, verify, strings):
@@ -221,6 +222,7 @@ def test_ids_of_a_filter_are_those_of_one_moment(tmp_path):
         assert not wrong
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("strings", [False, True])
 def test_ids_come_as_a_stream(tmp_path, small_sizes, strings):
     """All of them, and those of a filter: on SSD, removed, waiting, of parts that lack the attribute."""

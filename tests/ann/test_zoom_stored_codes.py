@@ -140,6 +140,7 @@ def test_a_query_finds_the_same_alone_and_among_others(index: ZoomIndex) -> None
             np.testing.assert_array_equal(alone.distances[0], together.distances[row])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("metric", "dtype"), [("ip", "float32"), ("cosine", "float16"), ("l2", "int8")])
 def test_other_metrics_and_dtypes(tmp_path: Path, metric: str, dtype: str) -> None:
     vectors, queries = _vectors(_COUNT, 8, dtype), _vectors(30, 9, dtype)
@@ -152,6 +153,7 @@ def test_other_metrics_and_dtypes(tmp_path: Path, metric: str, dtype: str) -> No
         assert _overlap(made.search(queries, 5, recall=0.9).ids, found) > 0.85
 
 
+@pytest.mark.long
 def test_an_index_with_codes_on_ssd_lives(tmp_path: Path) -> None:
     vectors, more = _vectors(_COUNT, 10), _vectors(2_000, 11)
     with _build(tmp_path, vectors, 1.12, grow_to=20_000) as made:
@@ -200,6 +202,7 @@ def test_copies_of_one_vector_and_lists_of_all_lengths(tmp_path: Path) -> None:
         assert _overlap(made.search(queries, 1, recall=1.0).ids, np.arange(12_000, 12_020)[:, None]) == 1.0
 
 
+@pytest.mark.long
 def test_a_lower_recall_reads_fewer_pages_of_codes_where_queries_differ_in_difficulty(tmp_path: Path) -> None:
     data = mixed(40_000, 64, 2)
     vectors, queries = np.concatenate(list(data.blocks())), data.queries(200)

@@ -29,6 +29,7 @@ def found(index, queries, **options):
     return index.search(queries, 10, **options)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("recall", [0.9, 0.95, 0.98])
 def test_queries_of_a_kind_find_what_is_declared_and_hardly_more(unlike, recall):
     base, queries, path = unlike
@@ -93,6 +94,7 @@ def test_searches_that_were_not_tried_keep_their_room(unlike):
             assert recall_at_k(result.distances, true) >= 0.89
 
 
+@pytest.mark.long
 def test_vectors_that_wait_count_as_no_neighbours(tmp_path):
     base, queries = pictures_and_texts(6_000, 400, 32, 0.5, 4)
     path = tmp_path / "index"

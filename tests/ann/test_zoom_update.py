@@ -49,6 +49,7 @@ def as_rows(values, ids):
     return {each: {name: column[at] for name, column in values.items()} for at, each in enumerate(ids)}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("strings", [False, True])
 @pytest.mark.parametrize("spilled", [False, True])
 def test_attributes_that_are_not_given_are_kept(tmp_path, small_sizes, strings, spilled):
@@ -170,6 +171,7 @@ def test_a_filter_removes_just_the_rows_that_it_finds(tmp_path, small_sizes, str
         assert index.check() == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("strings", [False, True])
 @pytest.mark.parametrize("spilled", [False, True])
 def test_a_filter_updates_just_the_rows_that_it_finds(tmp_path, small_sizes, strings, spilled):
@@ -311,6 +313,7 @@ def test_fields_change_without_their_vectors(tmp_path, small_sizes, metric, dtyp
         assert index.check() == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("strings", [False, True])
 @pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
 def test_an_upsert_is_an_update_of_known_ids_and_an_addition_of_others(tmp_path, small_sizes, strings, share):

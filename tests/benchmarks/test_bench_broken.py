@@ -130,6 +130,7 @@ def recalls(rows: list[Row]) -> dict[str, list[float]]:
     return {row["peer"]: sorted({point["recall"] for point in row["rows"]}) for row in searches}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("how", "stage", "why"),
     [
@@ -158,6 +159,7 @@ def test_a_broken_peer_is_told_and_the_others_are_measured(
     assert recalls(again) == {"faiss": [1], "toy": [1]}
 
 
+@pytest.mark.long
 def test_a_peer_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path, work: Path) -> None:
     home = install_toy(tmp_path / "environments", "hang")
     for seconds in (4, 16, 64, 256):  # until the machine is fast enough to start a grandchild in time

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 from memhier.benchmarks.workloads.search.ceiling import cheapest, main, ratios
@@ -10,6 +11,7 @@ from memhier.benchmarks.workloads.search.ceiling import cheapest, main, ratios
 COLD, HELD, SCAN = "memhier, cold", "memhier, all in DRAM", "faiss fast-scan, codes of 16"
 
 
+@pytest.mark.long
 def test_every_way_is_measured_and_dram_for_all_reads_nothing(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     arguments = ["--data", "clusters", "--vectors", "5000", "--queries", "20", "--share", "1", "--recall", "0.6"]

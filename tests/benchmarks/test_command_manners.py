@@ -266,6 +266,7 @@ def test_a_signal_ends_a_command_without_a_traceback_and_leaves_nothing(
     assert [*tmp_path.iterdir()] == []
 
 
+@pytest.mark.long
 def test_a_pipe_that_closes_ends_a_command_without_words(place: Path) -> None:
     """The reader is gone before the first line; then it reads a line, and there is more than a pipe holds."""
     for arguments, read in (

@@ -271,6 +271,7 @@ def stop_while_reading(folder: Path, number: signal.Signals) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.long
 def test_a_killed_demo_starts_again_cleanly(tmp_path: Path) -> None:
     stop_while_reading(tmp_path / "d", signal.SIGKILL)
     assert (tmp_path / "d" / "building").exists()

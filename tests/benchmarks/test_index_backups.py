@@ -64,6 +64,7 @@ def test_a_backup_is_listed_read_checked_pruned_and_restored(place: Path) -> Non
         np.testing.assert_array_equal(again.search(VECTORS, 3).ids, index.search(VECTORS, 3).ids)
 
 
+@pytest.mark.long
 def test_a_damaged_backup_is_told(place: Path) -> None:
     url = (place / "far").as_uri()
     figures("push", "index", url)

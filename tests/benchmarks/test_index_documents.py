@@ -107,6 +107,7 @@ BAD = [
 ]  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("given", "text", "code", "words"), BAD)
 @pytest.mark.parametrize("command", ["build", "add"])
 @pytest.mark.parametrize("option", ["--documents", "--attributes"])

@@ -89,6 +89,7 @@ def test_a_peer_that_is_not_there_says_how_to_get_it(tmp_path: Path, monkeypatch
     assert find_python(make_peer("diskann"), tmp_path) == own
 
 
+@pytest.mark.long
 def test_a_group_has_an_environment_that_sees_this_one(tmp_path: Path) -> None:
     assert group_python("replay", tmp_path) == Path(sys.executable)
     rival = tmp_path / "rival"

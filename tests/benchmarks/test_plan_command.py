@@ -44,6 +44,7 @@ def test_a_replay_buffer() -> None:
     assert found["figures"]["reads"] == 32
 
 
+@pytest.mark.long
 def test_an_index_of_a_file_of_vectors(tmp_path: Path) -> None:
     vectors = np.random.default_rng(0).integers(0, 99, (2400, 16)).astype("uint8")
     np.save(tmp_path / "v.npy", vectors)

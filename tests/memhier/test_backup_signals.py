@@ -42,6 +42,7 @@ def struck(work: str, folder: Path, number: int, delay: float) -> subprocess.Com
     return subprocess.CompletedProcess([], child.returncode, output)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", SIGNALS)
 @pytest.mark.parametrize("work", ["push", "pull", "read"])
 def test_a_signal_at_any_moment(folder: Path, work: str, number: signal.Signals) -> None:
@@ -117,6 +118,7 @@ def read_while_it_lasts(folder: Path, stop: float) -> None:
                 raise
 
 
+@pytest.mark.long
 def test_readers_beside_pushes_that_prune(folder: Path) -> None:
     fork = multiprocessing.get_context("fork")
     with Store.open(folder / "store", "test", writable=True) as store:

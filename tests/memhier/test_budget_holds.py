@@ -66,6 +66,7 @@ def can_reset_peak() -> bool:
     return True
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not can_reset_peak(), reason="the kernel resets no peak memory of a process here")
 @pytest.mark.parametrize(
     ("dram", "policy", "codec"),

@@ -43,6 +43,7 @@ def full(root: Path) -> Guard:
         return Published.of(tree, tree.read_meta(guard.transaction), None).guard
 
 
+@pytest.mark.long
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(CHANGES, st.sampled_from(["publish", "crash", "twice"])), max_size=12))
 def test_the_published_catalog_is_the_committed_one(commits: list[tuple[dict[int, int | None], str]]) -> None:

@@ -67,6 +67,7 @@ def check(tier: Tiered, held: dict[int, float]) -> None:
     assert (found == np.array([*held.values()], np.float32)[:, None]).all()
 
 
+@pytest.mark.long
 def test_every_write_of_rows_may_find_the_disk_full(tmp_path: Path) -> None:
     counting = FaultyFiles(RealFiles())
     with Store.create(tmp_path / "all", KIND, files=counting) as store, tier_of(store) as tier:

@@ -46,6 +46,7 @@ def _kill_rounds(root: Path, rounds: int, seed: int, work_until_killed: Killer) 
         assert store.check() == []
 
 
+@pytest.mark.long
 def test_kill_during_commits(work_until_killed: Killer) -> None:
     with tempfile.TemporaryDirectory(dir=FAST) as folder:
         _kill_rounds(Path(folder) / "store", 60, 1, work_until_killed)

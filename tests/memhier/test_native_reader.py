@@ -16,6 +16,7 @@ PROGRAMS = os.pathsep.join(
 )
 
 
+@pytest.mark.long
 def test_plan_ring_fence_checksums_and_reads_hold(tmp_path: Path) -> None:
     cmake = shutil.which("cmake", path=PROGRAMS)
     compiler = shutil.which(os.environ.get("CXX", "c++"), path=PROGRAMS)

@@ -58,6 +58,7 @@ def test_an_idle_machine_takes_the_sum_of_its_rounds() -> None:
     assert alone.p99_s == pytest.approx(alone.p50_s, rel=1e-6)
 
 
+@pytest.mark.long
 @settings(max_examples=30, deadline=None)
 @given(
     cpu_us=st.integers(1, 2000),

@@ -56,6 +56,7 @@ def skewed(count: int, keys: int, seed: int = 0) -> np.ndarray[Any, np.dtype[np.
     return (keys * np.random.default_rng(seed).random(count) ** 3).astype(np.int64)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", POLICIES)
 @given(keys=trace, capacity=capacity)
 @settings(deadline=None)
@@ -68,6 +69,7 @@ def test_replay_equals_the_plain_cache(name: str, keys: list[int], capacity: int
         assert len(policy) <= capacity
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", POLICIES)
 @pytest.mark.parametrize("file", TRACES)
 def test_real_traces_equal_the_plain_cache(data: Callable[[str], Path], file: str, name: str) -> None:
@@ -80,6 +82,7 @@ def test_real_traces_equal_the_plain_cache(data: Callable[[str], Path], file: st
             assert policy.replay(keys).tolist() == expected, core
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", POLICIES)
 @given(keys=trace, capacity=capacity)
 @settings(deadline=None)
@@ -126,6 +129,7 @@ def run_batches(policy: Policy, batches: list[list[int]], pins: list[list[int]],
     return seen
 
 
+@pytest.mark.long
 @pytest.mark.skipif(backend.core is None, reason="no compiled core to compare")
 @pytest.mark.parametrize("name", [*POLICIES, "belady, one half-life an access"])
 @given(
@@ -145,6 +149,7 @@ def test_both_cores_choose_the_same_victims(
     assert run_batches(native, batches, pins, ahead) == run_batches(plain, batches, pins, ahead)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", POLICIES)
 @given(batches=batches, pins=st.lists(key, max_size=6), capacity=capacity, rest=st.integers(0, 3))
 @settings(deadline=None)
@@ -175,6 +180,7 @@ def test_a_batch_is_resident_together(
             assert all(each in policy for each in resident)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", POLICIES)
 def test_large_batches_on_both_cores(name: str) -> None:
     """Rings, tables and queues that grow and turn over, which small examples do not reach."""
@@ -188,6 +194,7 @@ def test_large_batches_on_both_cores(name: str) -> None:
     assert all(answer == answers[0] for answer in answers)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("file", ["lirs_multi3.trace.gz", "cache2k_web07.trace.xz"])
 def test_belady_is_never_worse(core: str, data: Callable[[str], Path], file: str) -> None:
     keys = next(read_blocks(data("cache-traces") / file))[:6_000]

@@ -70,6 +70,7 @@ def test_another_layout_is_refused() -> None:
         Slab.attach(str(slab.name))
 
 
+@pytest.mark.long
 @linux_only
 def test_files_are_closed() -> None:
     gc.collect()

@@ -194,6 +194,7 @@ def test_other_faults_of_a_prefetch_keep_their_kind(tier: Tiered, monkeypatch: p
     assert tier.gather([10])[0, 0] == 10
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fault", [Fault.EIO, Fault.ENOSPC, Fault.SHORT_WRITE])
 def test_a_failed_write_closes_the_tier_and_keeps_the_checkpoint(fast_path: Path, fault: Fault) -> None:
     """Each call of the file layer after the opening of the store fails in turn. If only room was missing, the calls

@@ -239,6 +239,7 @@ def test_a_callback_into_the_tier_raises_and_does_not_hang(tmp_path: Path) -> No
             tier.gather([1])
 
 
+@pytest.mark.long
 def test_a_closed_tier_holds_nothing(tmp_path: Path) -> None:
     large = (Slab, RowLog, WriteQueue, Loader, SlotMap)
     before = [each for each in gc.get_objects() if type(each) in large]  # by other tests

@@ -52,6 +52,7 @@ operation = st.one_of(
 )
 
 
+@pytest.mark.long
 @settings(max_examples=60, deadline=None)
 @given(
     operations=st.lists(operation, max_size=30),

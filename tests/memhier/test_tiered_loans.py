@@ -362,6 +362,7 @@ class Forgotten:
         self.loan.release()
 
 
+@pytest.mark.long
 def test_a_loan_may_be_collected_in_the_middle_of_a_call(make: Make) -> None:
     def collecting(keys: Any) -> Any:
         gc.collect()

@@ -420,6 +420,7 @@ def test_memory_counts_the_store_and_goes_with_the_tables(tmp_path: Path) -> Non
     assert bag.memory_bytes == 0
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the kernel does not count private memory")
 @pytest.mark.parametrize("kind", ["start_checkpoint", pytest.param("checkpoint", marks=pytest.mark.slow)])
 def test_private_memory_stays_within_the_budget_with_a_checkpoint_a_step(tmp_path: Path, kind: str) -> None:

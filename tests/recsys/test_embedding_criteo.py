@@ -69,6 +69,7 @@ def of_torch(batches: Any, weights: list[Tensor], make: Any, pooling: Any) -> st
     return digest([*losses, *(bag.weight for bag in bags)])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("rule", "pooling"), [("sgd", "sum"), ("adagrad", "mean"), ("adam", "sum")])
 def test_training_on_a_log_has_the_bits_of_torch(
     tmp_path: Path, data: Callable[[str], Path], threads: Callable[[int], None], rule: str, pooling: Any

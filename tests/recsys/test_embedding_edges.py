@@ -64,6 +64,7 @@ def test_numbers_beyond_64_bits_are_named_with_their_line(tmp_path: Path) -> Non
         list(read_movielens(tmp_path / "ratings.csv"))
 
 
+@pytest.mark.long
 def test_an_epoch_that_outlives_its_table_ends_in_silence(tmp_path: Path) -> None:
     script = f"""
 import torch

@@ -33,11 +33,13 @@ def ends_in_silence(script: str) -> None:
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("_", range(2))
 def test_an_epoch_is_read_while_the_program_ends(tmp_path: Path, _: int) -> None:
     ends_in_silence(EPOCH.format(path=str(tmp_path)))
 
 
+@pytest.mark.long
 def test_a_checkpoint_is_written_before_the_program_ends(tmp_path: Path) -> None:
     ends_in_silence(CHECKPOINT.format(path=str(tmp_path)))
     with EmbeddingBag(200_000, 64, mode="sum", dram="128MiB", path=tmp_path, resume=True) as bag:

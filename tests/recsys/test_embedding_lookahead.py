@@ -226,6 +226,7 @@ def silent_workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     signal.signal(signal.SIGCHLD, handler)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("silent_workers")
 def test_a_worker_that_dies_is_an_error_in_its_turn(tmp_path: Path) -> None:
     class Deadly(Ids):

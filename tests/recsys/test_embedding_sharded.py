@@ -52,6 +52,7 @@ def run_all(training: Any, script: Path, folder: Path, ranks: int, *arguments: A
     return [output for _, output in ended]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rule", ["sgd", pytest.param("adam", marks=pytest.mark.slow)])
 def test_ranks_give_the_bits_of_one(tmp_path: Path, training: Any, rule: str) -> None:
     alone, *sent = start(training, SCRIPT, tmp_path / "one", 1, rule, 0, 0, 20)

@@ -109,6 +109,7 @@ STEPS = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("rule", [*RULES])
 @pytest.mark.parametrize("update", ["backward", "backward alone", "step"])

@@ -134,6 +134,7 @@ def run(
     return memory, stored
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("policy", "storage", "admit", "delay"),
     [

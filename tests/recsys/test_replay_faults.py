@@ -75,6 +75,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[list[Any]], in
     return saved, len(files.calls)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("fault", "first"), [(Fault.ENOSPC, 1), (Fault.EIO, 2), (Fault.SHORT_WRITE, 3), (Fault.CRASH, 4)]
 )

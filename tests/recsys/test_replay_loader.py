@@ -89,6 +89,7 @@ class Run:
         self.batches = self.draw()
 
 
+@pytest.mark.long
 @settings(max_examples=40, deadline=None)
 @given(
     kinds=st.lists(st.sampled_from(["", "add", "forget", "shrink", "memory"]), min_size=1, max_size=14),
@@ -112,6 +113,7 @@ def test_a_run_that_stops_and_goes_on_sees_the_same_batches(
         run.buffer.close()
 
 
+@pytest.mark.long
 def test_killed_with_any_number_of_workers(tmp_path: Path) -> None:
     training = load_training()
     with training.make(tmp_path / "whole") as buffer:

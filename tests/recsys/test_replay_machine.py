@@ -170,6 +170,7 @@ def test_nothing_is_out_of_place_in_a_long_run(tmp_path: Path, admit: str, delay
         assert buffer.stats()["swapped"] > 20
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("delay", [1, 2, 3])
 def test_samples_on_their_way_can_be_forgotten(tmp_path: Path, delay: int) -> None:
     """A slot whose swap comes to nothing keeps its sample, which another swap may be bringing elsewhere."""

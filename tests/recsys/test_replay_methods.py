@@ -41,6 +41,7 @@ def blobs(count: int, seed: int) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(images.astype(np.uint8)), torch.from_numpy(labels)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("swap", [None, RandomSwap(0.5), GateSwap(0.5), LossSwap(0.5)], ids=str)
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_learns_tasks_and_keeps_the_first(tmp_path: Path, name: str, swap: SwapPolicy | None) -> None:

@@ -32,6 +32,7 @@ def in_ranks(scenario: str, folder: Path, ranks: int, argument: str = "", dies: 
     return [json.loads(out) for out, _ in told]
 
 
+@pytest.mark.long
 def test_trainers_that_share_a_buffer_draw_as_one_does(tmp_path: Path) -> None:
     (expected,) = in_ranks("plain", tmp_path, 1)
     for ranks in (2, 3):
@@ -77,6 +78,7 @@ def test_a_call_that_all_ranks_refuse_leaves_the_shards_open(tmp_path: Path) -> 
     assert found[1][0][7].startswith("ValueError: memory=-1")
 
 
+@pytest.mark.long
 def test_shards_of_adjacent_seeds_draw_apart(tmp_path: Path) -> None:
     drawn = []
     for seed in (3, 4):
@@ -85,6 +87,7 @@ def test_shards_of_adjacent_seeds_draw_apart(tmp_path: Path) -> None:
     assert len({tuple(slots) for slots in drawn}) == 4
 
 
+@pytest.mark.long
 def test_shards_are_uniform_samples_of_all_streams(tmp_path: Path) -> None:
     found = in_ranks("dealt", tmp_path, 3)
     total = found[0][0]
@@ -107,6 +110,7 @@ def test_shards_are_uniform_samples_of_all_streams(tmp_path: Path) -> None:
             assert own[:5].sum() + own[6:36].sum() == pytest.approx(own.sum() * 35 / 44 * 0.5, rel=0.25)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_shards_go_on_from_the_newest_checkpoint_that_all_have(tmp_path: Path, moment: str) -> None:
     for name in ("killed", "straight"):
@@ -124,6 +128,7 @@ def test_shards_go_on_from_the_newest_checkpoint_that_all_have(tmp_path: Path, m
     assert findings == 0
 
 
+@pytest.mark.long
 def test_shards_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     found = in_ranks("at_odds", tmp_path, 2)
     assert all("FileNotFoundError" in told[0] for told in found)

@@ -76,6 +76,7 @@ def batch_of(schema: Any, ids: np.ndarray) -> dict[str, Any]:
     return {"x": (ids % 251).astype(np.uint8)}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("every", "way_back"), [(0, False), (1, False), (9, False), (1, True), (5, True)])
 @pytest.mark.parametrize(("schema", "admit", "count"), [
     (IMAGE, "ring", 400), (IMAGE, "reservoir", 400), (IMAGE, "class_balanced", 400), (MUTABLE, "ring", 400),

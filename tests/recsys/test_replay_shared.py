@@ -32,6 +32,7 @@ def _read_until(reader: MemoryReader, began: Any, stop: Any, results: Any) -> No
     results.put((reads, torn))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_no_read_is_ever_torn(tmp_path: Path, context: str) -> None:
