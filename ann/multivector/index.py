@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from threading import RLock
@@ -21,6 +22,7 @@ from memhier.ann.multivector.storage.layout import read_bytes
 from memhier.ann.multivector.storage.part import PartOpener
 from memhier.ann.multivector.storage.snapshot import ItemSnapshot, WaitingItems
 from memhier.ann.multivector.storage.stored import item_blocks, tokens_of
+from memhier.ann.multivector.tuning import tuned
 from memhier.ann.multivector.writer import ItemWriter
 from memhier.ann.zoom.arguments import check_either, check_fields, check_given
 from memhier.ann.zoom.filters.bitmaps import BitmapCache
@@ -222,9 +224,9 @@ class MultiVectorIndex(Closing):
             Number of items. Where the index or a filter leaves fewer, ids of -1 with scores of minus infinity follow.
         recall
             The mean share of the best items to find, above 0 and at most 1; 0.99 by default. The build calibrates the
-            effort on parts of items that it holds out. Above 0.995, and where nothing is calibrated, a search reads
-            every item whose score may be large enough by a bound that holds for certain, and so finds the best items
-            exactly.
+            effort on parts of items that it holds out; a query unlike these is compared with all items, see
+            :meth:`tune`. Above 0.995, and where nothing is calibrated, a search reads every item whose score may be
+            large enough by a bound that holds for certain, and so finds the best items exactly.
         where
             A filter on attributes, such as ``"year >= 2020"``: only items that fulfil it are searched.
         allow, deny
@@ -271,6 +273,7 @@ class MultiVectorIndex(Closing):
         stats: dict[str, Any] = {"queries": len(wanted)} | tally
         exact = all(effort is None for effort in efforts)
         stats |= {"calibrated": exact or not filtered, "recall": 1.0 if exact else share}
+        stats["escalated"] = "exact" if None in efforts or tally["escalated"] else "no"
         payload = fields_of.reads.tally
         stats |= {f"payload_{name}": int(payload[name][0]) for name in ("reads", "pages", "bytes")}
         if not single:
@@ -550,6 +553,50 @@ class MultiVectorIndex(Closing):
     def compact(self) -> None:
         """Commit, and make lists, codes and calibration anew from all items; it takes the time and DRAM of a build."""
         self.commit(compact=True)
+
+    @shielded
+    def tune(self, queries: object) -> None:
+        """Calibrate recall for queries like these.
+
+        Queries of one or two vectors, of three to seven, and of more have efforts of their own; those of a class with
+        fewer than 128 queries stay. The queries are searched at recall 1, then with efforts learnt from them, and the
+        least efforts that find enough are kept. A commit that makes lists and codes anew calibrates anew.
+
+        Parameters
+        ----------
+        queries
+            As in :meth:`search`, at least 128 of one class; up to 512 of each are looked at.
+
+        Raises
+        ------
+        ValueError
+            For fewer queries, or an index with few items on SSD.
+
+        Notes
+        -----
+        The result is durable if the index is open for writing. It takes the place of one search; changes wait for its
+        end.
+
+        Examples
+        --------
+        >>> import numpy as np, tempfile
+        >>> from memhier.ann import MultiVectorIndex
+        >>> random = np.random.default_rng(0)
+        >>> items, path = random.normal(size=(600, 8, 16)).astype("float32"), tempfile.mkdtemp() + "/index"
+        >>> with MultiVectorIndex.build(path, items, dram="4MiB") as index:
+        ...     index.tune(random.normal(size=(128, 4, 16)))
+        ...     index.search(random.normal(size=(4, 16)), k=10).stats["calibrated"]
+        True
+        """
+        self._check_open()
+        wanted, _ = as_queries(queries, self.dimension)
+        with self._lock:
+            state = self._state
+            with self._turns.next():
+                calibration = tuned(state, self._reader, wanted)
+            if self._writer is not None:
+                self._writer.keep_tuning(calibration)
+            self._state = replace(state, calibration=calibration)
 
     @shielded
     def save_to(self, path: str | PathLike[str]) -> None:

@@ -28,12 +28,13 @@ Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int64]
 Flags: TypeAlias = npt.NDArray[np.bool_]
 
-TALLY = ("probed", "candidates", "estimated", "ranked", "reads", "pages", "bytes", "rounds")
+TALLY = ("probed", "candidates", "estimated", "ranked", "reads", "pages", "bytes", "rounds", "escalated")
 _FIRST_ROUND = 16  # items read at first
 _IN_ORDER = 4  # times the bytes that are read together, where most items are read in their order
 _FEW_ALLOWED = 2048  # items that a filter leaves, which are all candidates
 _SAMPLED = 64  # items whose bounds tell how many these leave out
 _WORTH = 0.5  # of the items left, up to which bounds are worth their work
+_UNLIKE = 0.9  # of the candidates, whose list scores rule out no more than the others
 _FIRST_CODES = 256  # items whose codes are scored before a k-th best estimate is known
 
 
@@ -165,10 +166,9 @@ class ItemSearch:
         left = self._allowed.count(snapshot)
         if left:
             tables = QueryTables(snapshot.book, self._query)
-            if effort is None:
-                tally["ranked"] += self._exact(tables)
-            else:
-                tally["ranked"] += self._rank(*self._estimated(tables, effort, left))
+            found = None if effort is None else self._estimated(tables, effort, left)
+            tally["escalated"] = int(effort is not None and found is None)
+            tally["ranked"] += self._exact(tables) if found is None else self._rank(*found)
         for name in ("reads", "pages", "bytes"):
             tally[name] = int(self._reads.tally[name][0])
         tally["rounds"] = self._reads.rounds
@@ -209,12 +209,15 @@ class ItemSearch:
             upper[here] = upper_bounds(self._snapshot.book, tables, part.arrays.coded, *part.arrays.bounds(rows))
         return upper
 
-    def _estimated(self, tables: QueryTables, effort: Effort, left: int) -> tuple[Ints, Floats]:
+    def _estimated(self, tables: QueryTables, effort: Effort, left: int) -> tuple[Ints, Floats] | None:
         """Return the items that may be among the best, with estimates widened by the effort's errors.
 
-        Those unlike the items that the effort was learnt from have bounds that hold for certain.
+        Those unlike the items that the effort was learnt from have bounds that hold for certain. None where the query
+        is unlike those that it was learnt from: it lies further from the lists, or list scores rule few items out.
         """
         snapshot, k = self._snapshot, self._k
+        if tables.nearness < effort.nearness:
+            return None
         first, second = effort.biases
         foreign = self._foreign()
         numbers = np.setdiff1d(self._candidates(tables, effort, left), foreign, assume_unique=True)
@@ -239,6 +242,8 @@ class ItemSearch:
                 known = np.where(np.isfinite(estimated[:done]), estimated[:done], -np.inf)
                 kth = float(np.partition(known, done - k)[done - k])
         self._tally["estimated"] = done
+        if done > max(_FIRST_CODES, 4 * k, _UNLIKE * len(numbers)):
+            return None
         upper = estimated[:done] + np.float32(second * tables.length + effort.eps * tables.unit)
         every = np.concatenate([numbers[:done], foreign])
         return every, np.concatenate([upper, self._upper_bounds(tables, foreign)])

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memhier.ann.multivector.coding.book import Coded
-from memhier.ann.multivector.coding.calibration import learn
+from memhier.ann.multivector.coding.calibration import Calibration, learn
 from memhier.ann.multivector.construction import stored_bytes, trained_book, write_items
 from memhier.ann.multivector.items import GivenItems, ItemSource, spans
 from memhier.ann.multivector.search import Allowed
@@ -138,6 +138,15 @@ class ItemWriter:
             if state.parts and (compact or (compact is None and self._outgrown(state))):
                 return self._made_anew(state)
             return self._joined(state) if self._dirty else state
+
+    def keep_tuning(self, calibration: Calibration) -> None:
+        """Make a calibration durable; changes that no commit has made so stay as they are."""
+        with self._all_or_nothing():
+            about = replace(self.about, calibration=calibration)
+            with self._store.begin() as tx:
+                replace(about, parts=self._durable).write(tx)
+                tx.commit()
+            self.about = about
 
     @contextmanager
     def _all_or_nothing(self) -> Iterator[None]:

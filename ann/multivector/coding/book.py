@@ -254,6 +254,12 @@ class QueryTables:
         return float(np.sqrt(np.square(self.norms, dtype=np.float64).sum()))
 
     @cached_property
+    def nearness(self) -> float:
+        """The mean product of its vectors and the list nearest to each, for a query of length one."""
+        nearest = sum(float(table.products.max(axis=0).sum(dtype=np.float64)) for table in self.blocks())
+        return nearest / self.length if self.length > 0 else 0.0
+
+    @cached_property
     def _only(self) -> Table | None:
         return self._table(0) if len(self._turned) <= COLUMNS else None
 

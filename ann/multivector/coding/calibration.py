@@ -8,11 +8,15 @@ et al., 2022) picks the least one whose loss over the queries, with one more of 
 
 The fewer vectors a query has, the more the errors of its best items differ from the mean: queries of one vector, of a
 few, and of many have efforts of their own.
+
+Queries unlike the items, such as those of another model, lie far from all lists and much the same from each, and
+neither lists nor codes tell which items are their best. The least nearness to the lists among the held-out queries is
+kept; a query below it is compared with all items.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +27,7 @@ from memhier.ann.multivector.items import ItemSource
 from memhier.ann.multivector.storage.part import ItemArrays
 from memhier.ann.zoom.pauses import pause
 
-__all__ = ["NEIGHBOURS", "Calibration", "Effort", "LearntEfforts", "learn"]
+__all__ = ["NEIGHBOURS", "Calibration", "Effort", "LearntEfforts", "Needs", "Scored", "learn", "learnt_efforts"]
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -35,6 +39,7 @@ _CLASSES = ((1, (1,), 128), (3, (4,), 128), (8, (32, 16, 8), 256))
 """The least vectors of a query, the vectors of held-out queries, in turn, and their number."""
 _ESTIMATED = 2048  # items whose codes are scored for a held-out query, those of the best list scores
 _FOREIGN_SHARE, _FOREIGN_TIMES = 0.999, 1.05  # of the items, that are not foreign; and of their errors
+_ANY_NEARNESS = -1e300  # of efforts of earlier versions
 _RANKED = 256  # items whose exact scores are looked at, those of the best estimates
 _LOSSES = (
     0.3,
@@ -70,12 +75,15 @@ class Effort:
         Units that an estimate is taken to be too low.
     biases
         By how much list scores and estimates are too low for neighbours, on average, for a query of length one.
+    nearness
+        The least `QueryTables.nearness` of the queries that it was learnt from.
     """
 
     probes: int
     gap: float
     eps: float
     biases: tuple[float, float]
+    nearness: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +98,14 @@ class LearntEfforts:
         As in :class:`Effort`.
     efforts
         Recall, probes, gap and eps, ascending; see :class:`Effort`.
+    nearness
+        As in :class:`Effort`.
     """
 
     vectors: int
     biases: tuple[float, float]
     efforts: Sequence[tuple[float, int, float, float]]
+    nearness: float
 
 
 @dataclass(frozen=True)
@@ -118,7 +129,7 @@ class Calibration:
             if learnt.vectors <= vectors:
                 for reached, probes, gap, eps in learnt.efforts:
                     if reached >= recall:
-                        return Effort(probes, gap, eps, learnt.biases)
+                        return Effort(probes, gap, eps, learnt.biases, learnt.nearness)
                 return None
         return None
 
@@ -135,6 +146,7 @@ class Calibration:
                 int(each["vectors"]),
                 (float(each["biases"][0]), float(each["biases"][1])),
                 tuple((float(row[0]), int(row[1]), float(row[2]), float(row[3])) for row in each["efforts"]),
+                float(each.get("nearness", _ANY_NEARNESS)),
             )
             for each in value["learnt"]
         ]
@@ -153,7 +165,7 @@ def learn(book: TokenBook, arrays: ItemArrays, source: ItemSource, seed: int) ->
         looked = [each for each in _looked_at(book, arrays, source, lengths, count, random) if each.unit > 0]
         if not looked:
             return Calibration()
-        learnt.append(LearntEfforts(vectors, *_efforts(looked)))
+        learnt.append(learnt_efforts(vectors, looked))
     limit = _FOREIGN_TIMES * float(np.quantile(errors, _FOREIGN_SHARE, method="higher"))
     return Calibration(tuple(learnt), max(limit, 1e-30))
 
@@ -161,7 +173,7 @@ def learn(book: TokenBook, arrays: ItemArrays, source: ItemSource, seed: int) ->
 def _looked_at(
     book: TokenBook, arrays: ItemArrays, source: ItemSource, lengths: Sequence[int], count: int,
     random: np.random.Generator,
-) -> "Iterator[_Needs]":  # fmt: skip
+) -> "Iterator[Needs]":  # fmt: skip
     """Yield the needs of `count` held-out queries, parts of items with so many vectors each."""
     own = np.sort(random.choice(len(source.lengths), min(count, len(source.lengths)), replace=False))
     for number, item in enumerate(own.tolist()):
@@ -169,11 +181,11 @@ def _looked_at(
         tokens = source.take(np.array([item]))
         most = min(len(tokens), lengths[number % len(lengths)])
         query = tokens[np.sort(random.permutation(len(tokens))[:most])].astype(np.float32)
-        yield _Needs.of(book, arrays, source, query, item)
+        yield _needs_of_part(book, arrays, source, query, item)
 
 
-def _efforts(looked: "Sequence[_Needs]") -> tuple[tuple[float, float], list[tuple[float, int, float, float]]]:
-    """Return biases, and an effort for each recall that can be reached."""
+def learnt_efforts(vectors: int, looked: "Sequence[Needs]") -> LearntEfforts:
+    """Return the efforts for queries of at least so many vectors: one for each recall that can be reached."""
     first = float(np.mean([np.mean(each.scores - each.listed) / each.length for each in looked]))
     second = float(np.mean([np.mean(each.scores - each.estimated) / each.length for each in looked]))
     probes = np.stack([each.probes for each in looked])
@@ -190,12 +202,12 @@ def _efforts(looked: "Sequence[_Needs]") -> tuple[tuple[float, float], list[tupl
             if risk <= 1 - recall:
                 efforts.append((recall, int(lists), float(gap), float(error)))
                 break
-    return (first, second), efforts
+    return LearntEfforts(vectors, (first, second), efforts, min(each.nearness for each in looked))
 
 
 @dataclass(frozen=True, slots=True)
-class _Needs:
-    """The scores of a held-out query's neighbours, `NEIGHBOURS` of them, and the lists that lead to each."""
+class Needs:
+    """The scores of a query's neighbours, and the lists that lead to each."""
 
     scores: Floats
     listed: Floats
@@ -204,37 +216,94 @@ class _Needs:
     kth: float
     length: float
     unit: float
+    nearness: float
 
     @classmethod
-    def of(cls, book: TokenBook, arrays: ItemArrays, source: ItemSource, query: Floats, own: int) -> "_Needs":
-        tables, coded = QueryTables(book, query), arrays.coded
-        every = np.flatnonzero(np.arange(len(arrays)) != own)
-        listed = list_scores(tables, coded, *arrays.bounds(every))
-        some = np.sort(every[np.argsort(-listed, kind="stable")[:_ESTIMATED]])
-        estimated = estimates(book, tables, coded, *arrays.bounds(some))
-        read = np.sort(some[np.argsort(-estimated, kind="stable")[:_RANKED]])
-        starts = np.concatenate([[0], np.cumsum(source.lengths[read])])
-        exact = max_sims(query, source.take(read), starts)
-        order = np.lexsort((read, -exact))[:NEIGHBOURS]
-        best, scores = read[order], exact[order]
+    def of(cls, scored: "Scored", best: Ints, scores: Floats) -> Self:
+        """Return the needs of neighbours, the items `best` and their exact scores, best first."""
         ranks = []
-        for table in tables.blocks():
+        for table in scored.tables.blocks():
             order = np.argsort(-table.products, axis=0, kind="stable")
             rank = np.empty_like(order)
-            np.put_along_axis(rank, order, np.arange(book.lists)[:, None], axis=0)
+            np.put_along_axis(rank, order, np.arange(len(order))[:, None], axis=0)
             ranks.append(rank.min(axis=1))
-        nearest = np.minimum.reduce(ranks) + 1
-        bounds = zip(*(each.tolist() for each in arrays.bounds(best)), strict=True)
+        nearest, estimated = np.minimum.reduce(ranks) + 1, scored.estimated
         finite = np.sort(estimated[np.isfinite(estimated)])
         return cls(
             scores,
-            _known(listed[np.searchsorted(every, best)], scores),
-            _known(estimated[np.searchsorted(some, best)], scores),
-            np.array([int(nearest[coded.lists[low:high]].min()) for low, high in bounds], np.int64),
+            _known(scored.listed_of(best), scores),
+            _known(scored.estimates_of(best), scores),
+            scored.over(best, lambda arrays, rows: _least(arrays, rows, nearest)).astype(np.int64),
             float(finite[-min(NEIGHBOURS, len(finite))] if len(finite) else scores[-1]),
-            tables.length,
-            tables.unit,
+            scored.tables.length,
+            scored.tables.unit,
+            scored.tables.nearness,
         )
+
+
+class Scored:
+    """The list scores of items for one query, and the estimates of those with the best list scores.
+
+    Parameters
+    ----------
+    book
+        Lists and codes.
+    parts
+        The arrays of the parts; items are numbered through all of them.
+    query
+        float32 ``[v, d]``.
+    every
+        The items that may be found, ascending.
+
+    Attributes
+    ----------
+    tables
+        Of the query.
+    some, estimated
+        The items of the best list scores, ascending, and their estimates.
+    """
+
+    def __init__(self, book: TokenBook, parts: Sequence[ItemArrays], query: Floats, every: Ints) -> None:
+        self._book, self._parts = book, parts
+        self._bases = np.concatenate([[0], np.cumsum([len(arrays) for arrays in parts])])
+        self.tables = QueryTables(book, query)
+        listed = self.listed_of(every)
+        self.some: Ints = np.sort(every[np.argsort(-listed, kind="stable")[:_ESTIMATED]])
+        self.estimated: Floats = self.estimates_of(self.some)
+
+    def listed_of(self, items: Ints) -> Floats:
+        """Return the list scores of items."""
+        return self.over(items, lambda arrays, rows: list_scores(self.tables, arrays.coded, *arrays.bounds(rows)))
+
+    def estimates_of(self, items: Ints) -> Floats:
+        """Return the estimates of items."""
+        return self.over(
+            items, lambda arrays, rows: estimates(self._book, self.tables, arrays.coded, *arrays.bounds(rows))
+        )
+
+    def over(self, items: Ints, value: Callable[[ItemArrays, Ints], npt.NDArray[Any]]) -> Floats:
+        """Return a value of each item, made of the arrays of its part and its row there."""
+        found, of = np.empty(len(items), np.float32), np.searchsorted(self._bases, items, side="right") - 1
+        for number, arrays in enumerate(self._parts):
+            here = np.flatnonzero(of == number)
+            if len(here):
+                found[here] = value(arrays, items[here] - self._bases[number])
+        return found
+
+
+def _least(arrays: ItemArrays, rows: Ints, ranks: Ints) -> Ints:
+    """Return the least rank of the lists of each item's tokens."""
+    bounds = zip(*(each.tolist() for each in arrays.bounds(rows)), strict=True)
+    return np.array([int(ranks[arrays.coded.lists[low:high]].min()) for low, high in bounds], np.int64)
+
+
+def _needs_of_part(book: TokenBook, arrays: ItemArrays, source: ItemSource, query: Floats, own: int) -> Needs:
+    """Return the needs of a query that is a part of the item `own`."""
+    scored = Scored(book, [arrays], query, np.flatnonzero(np.arange(len(arrays)) != own))
+    read = np.sort(scored.some[np.argsort(-scored.estimated, kind="stable")[:_RANKED]])
+    exact = max_sims(query, source.take(read), np.concatenate([[0], np.cumsum(source.lengths[read])]))
+    order = np.lexsort((read, -exact))[:NEIGHBOURS]
+    return Needs.of(scored, read[order], exact[order])
 
 
 def _known(scores: Floats, exact: Floats) -> Floats:

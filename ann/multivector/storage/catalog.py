@@ -20,8 +20,7 @@ __all__ = ["KEY", "KIND", "VERSION", "ItemDescription"]
 
 KIND = "multivector-index"
 KEY = "items"
-VERSION = 2
-_BEFORE = 1  # read beside it: its efforts are not taken over
+VERSION = 3
 
 _PART = record(
     {
@@ -49,15 +48,19 @@ _FIELDS = {
     "pending": sequence(_PART),
 }
 _EFFORTS = sequence(row(real(0, 1), integer(1, 2**31), real(), real()))
-_LEARNT = record({"vectors": integer(1, 2**31), "biases": row(real(), real()), "efforts": _EFFORTS})
-_CHECK = record(
-    _FIELDS | {
-        "calibration": record({"learnt": sequence(_LEARNT), "foreign": real(0)}),
-        "id_kind": one_of("int64", "str"),
-        "documents": sequence(text(r"[\s\S]{1,200}"), most=NAMES_MOST),
-    }
-)  # fmt: skip
-_CHECK_BEFORE = record(_FIELDS | {"calibration": record({"foreign": real(0)})})
+_LEARNT = {"vectors": integer(1, 2**31), "biases": row(real(), real()), "efforts": _EFFORTS}
+_NAMES = {"id_kind": one_of("int64", "str"), "documents": sequence(text(r"[\s\S]{1,200}"), most=NAMES_MOST)}
+_CHECKS = {
+    1: record(_FIELDS | {"calibration": record({"foreign": real(0)})}),
+    2: record(_FIELDS | _NAMES | {"calibration": record({"learnt": sequence(record(_LEARNT)), "foreign": real(0)})}),
+    VERSION: record(
+        _FIELDS | _NAMES | {
+            "calibration": record(
+                {"learnt": sequence(record(_LEARNT | {"nearness": real()})), "foreign": real(0)}
+            )
+        }
+    ),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,11 +143,11 @@ class ItemDescription:
         if raw is None:
             raise FormatError(f"{store.path}: the catalog does not describe an index of items")
         version = decode_json(raw, where, record({"version": integer()})).get("version")
-        if version not in (_BEFORE, VERSION):
+        if version not in _CHECKS:
             raise FormatError(f"{store.path}: format {version} of items, this memhier reads {VERSION}; build it again")
-        values = decode_json(raw, where, _CHECK if version == VERSION else _CHECK_BEFORE)
+        values = decode_json(raw, where, _CHECKS[version])
         del values["version"]
-        if version == _BEFORE:
+        if version == 1:  # its efforts are not taken over
             values["calibration"] = {"learnt": [], "foreign": values["calibration"]["foreign"]}
         with described(where):
             values["calibration"] = Calibration.of_json(values["calibration"])
