@@ -116,6 +116,7 @@ def test_tuned_for_its_queries_an_index_keeps_the_recall_with_fewer_reads(path, 
         assert [each.stats["pages"] for each in again] == [each.stats["pages"] for each in results]
 
 
+@pytest.mark.slow
 def test_an_index_open_for_reading_is_tuned_until_it_closes(path, items):
     asked = queries_of(items, "gaussian 24", 5)
     with MultiVectorIndex.open(path) as index:
