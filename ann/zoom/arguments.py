@@ -161,7 +161,7 @@ def check_queries(queries: object, dimension: int) -> tuple[Floats, bool]:
         with np.errstate(over="ignore"):  # reported below, as infinity
             array = array.astype(np.float32)
     matrix = np.ascontiguousarray(array if array.ndim == 2 else array[None])
-    if not np.isfinite(matrix).all():
+    if np.count_nonzero(np.isfinite(matrix)) < matrix.size:
         finite = np.isfinite(matrix).all(axis=1)
         raise ValueError(f"queries row {int(np.argmin(finite))} holds NaN or infinity: every value must be finite")
     return matrix, array.ndim == 1

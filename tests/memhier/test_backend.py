@@ -78,9 +78,14 @@ TWINS = {
     "reach_lists": "memhier.ann.zoom.preview.routing.python_graph:reach_lists",
     "walk_lists": "memhier.ann.zoom.preview.routing.python_graph:walk_lists",
 }
-# PageReader.rank: memhier.rows.python_ranking does it over any reader; mark_rows: memhier.ann.zoom.filters.postings. A
-# reference policy takes its order, too.
-WITHOUT_TWIN = {("PageReader", "rank"), ("PageReader", "mark_rows"), ("LRUPolicy", "__init__")}
+# PageReader.rank: memhier.rows.python_ranking does it over any reader; mark_rows: memhier.ann.zoom.filters.postings;
+# search: memhier.ann.zoom.search.search, in steps. A reference policy takes its order, too.
+WITHOUT_TWIN = {
+    ("PageReader", "rank"),
+    ("PageReader", "mark_rows"),
+    ("PageReader", "search"),
+    ("LRUPolicy", "__init__"),
+}
 
 
 def parameters_of(node: ast.FunctionDef) -> list[str]:

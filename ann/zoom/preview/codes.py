@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memhier import backend
+from memhier.io.kernels import METRICS
 
 __all__ = ["WIDTHS", "CodeBook", "chunks", "train_codes"]
 
@@ -76,14 +77,18 @@ class CodeBook:
         """DRAM held, in bytes."""
         return self.rotation.nbytes + self.alpha.nbytes + self.share.nbytes
 
-    def wrongness(self, turned: Floats) -> Floats:
-        """Return the standard error of products with queries ``[n, d]``, relative to a query like residuals."""
+    def product_errors(self) -> tuple[Floats, float]:
+        """Return the squared error of each axis in products, float32 ``[d]``, and that of a vector like residuals."""
         error = np.zeros(len(self.share), np.float32)
         widths = np.repeat(WIDTHS, self.dimensions)
         error[: len(widths)] = [_ERROR[int(width)] for width in widths]
         error[len(widths) :] = _ERROR[0]
         error *= self.share
-        usual = max(float(error @ self.share), 1e-30)
+        return error, max(float(error @ self.share), 1e-30)
+
+    def wrongness(self, turned: Floats) -> Floats:
+        """Return the standard error of products with queries ``[n, d]``, relative to a query like residuals."""
+        error, usual = self.product_errors()
         of_each: Floats = np.sqrt(np.einsum("ij,ij,j->i", turned, turned, error) / np.float32(usual))
         return of_each
 
@@ -103,6 +108,26 @@ class CodeBook:
         if self.rotation.ndim == 2:
             rotation[:axes, :axes] = self.rotation
         return replace(self, rotation=rotation, share=np.concatenate([self.share, np.zeros(more, np.float32)]))
+
+    def space(self, metric: int, dimension: int, scale: float) -> Any:
+        """Return the map of queries into the axes of the codes as the native core takes it.
+
+        Parameters
+        ----------
+        metric
+            Its number in ``memhier.io.kernels.METRICS``; with ``"ip"`` the book is :meth:`widened`.
+        dimension, scale
+            Of vectors, and the factor that brings their values near one.
+        """
+        assert backend.core is not None
+        is_order, is_inner = self.rotation.ndim == 1, METRICS[metric] == "ip"
+        errors, usual = self.product_errors()
+        return backend.core.QuerySpace(
+            metric=metric, dimension=dimension, scale=scale,
+            matrix=None if is_order else cast(Floats, self.rotation),
+            order=cast(npt.NDArray[np.int64], self.rotation) if is_order else None,
+            share=self.share if is_inner else None, errors=errors if is_inner else None, usual=usual,
+        )  # fmt: skip
 
     def turn(self, vectors: Floats) -> Floats:
         """Return vectors ``[n, d]`` in the axes of the codes."""

@@ -134,6 +134,11 @@ class Preview:
         return CodeLists(self.router.centroids, self.radii, self.book)
 
     @property
+    def compiled(self) -> dict[str, Any]:
+        """Lists and book as the native core takes them, made once for all searches."""
+        return self._code_lists.compiled
+
+    @property
     def memory_bytes(self) -> int:
         """DRAM held, in bytes, without the codes."""
         return self.router.memory_bytes + self.book.memory_bytes + self.radii.nbytes

@@ -1,15 +1,18 @@
 """The way of a search: from queries to lists, to candidates with bounds, to rounds of reads, to ids."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from memhier import backend
 from memhier.ann.zoom.calibration.needs import USUAL_MOST
 from memhier.ann.zoom.filters.where import evaluate, parse_for
 from memhier.ann.zoom.ids.collection import collected
 from memhier.ann.zoom.preview.preview import Effort
+from memhier.ann.zoom.preview.routing.router import WIDER
 from memhier.ann.zoom.preview.scan_arguments import SCAN_TALLY, Candidates, positions_of
 from memhier.ann.zoom.preview.stored_scan import Parts
 from memhier.ann.zoom.search.trace import Trace
@@ -29,6 +32,8 @@ _AXIS_BYTES = 16  # of a query on its way into the preview's space
 _PROBE_BYTES = 8  # of a list that a query is routed to
 _LIMIT = 512  # candidates with bounds that are kept of a query, where there is no room for more
 _LIMIT_FEW = 96  # likewise at first under a filter
+
+_NO_WORKSPACE = np.empty((0, 1), np.uint8)
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -186,7 +191,7 @@ class Search:
 
         Vectors farther than `radius`, float32 ``[q]``, are left out, and are not read where their bounds say so.
         """
-        snapshot, count = self.snapshot, len(queries)
+        count = len(queries)
         found = Found(
             np.empty((count, k), np.int64),
             np.empty((count, k), np.float32),
@@ -197,16 +202,85 @@ class Search:
         )
         if not self.selection.rows.total:
             found.ids[:], found.distances[:] = -1, np.inf
+        if (compiled := self._compiled(effort)) is None:
+            self._find_in_steps(queries, k, effort, limits, radius, found)
+        else:
+            self._find_in_one_call(compiled, queries, effort, limits, radius, found)
+        if radius is not None:
+            far = found.distances > radius[:, None]
+            found.ids[far], found.distances[far] = -1, np.inf
+        return found
+
+    def _compiled(self, effort: Effort) -> Any:
+        """Return the state that one call of the native core searches with an effort; None where it takes steps."""
+        if effort.candidates is not None or effort.loss or self.trace is not None or self.reader.compiled is None:
+            return None
+        rows, snapshot = self.selection.rows, self.snapshot
+        if not rows.total:
+            return None
+        return snapshot.compiled if rows is snapshot.findable else snapshot.compiled_of(rows)
+
+    def _find_in_one_call(
+        self, compiled: Any, queries: Floats, effort: Effort, limits: ReadLimits, radius: Floats | None, found: Found
+    ) -> None:
+        """Fill `found` by calls of the native core, each for as many queries as there is room for."""
+        core, reader, snapshot = backend.core, self.reader.compiled, self.snapshot
+        assert core is not None
+        assert reader is not None
+        count, k = found.ids.shape
+        limit, among = candidate_limit(k, effort, snapshot.scan_bytes), self.selection.rows.lists
+        routes = snapshot.preview.router.routes(effort.nprobe, in_order=effort.gap < np.inf, among=among)
+        hard = core.SearchEffort(
+            k=k, eps=effort.eps, least=effort.least, gap=effort.gap, clear=effort.clear, most=effort.most or 0,
+            usual=effort.usual, most_times=USUAL_MOST, limit=limit, max_reads=limits.max_reads,
+            deadline=limits.deadline,
+        )  # fmt: skip
+        workspace = _NO_WORKSPACE if self.workspace is None else self.workspace
+        step = self._queries_together(effort, limit)
+        for start in range(0, count, step):
+            if start:
+                check_interrupt()
+            part = slice(start, start + step)
+            some, ids = queries[part], found.ids[part]
+            ranking = Ranking(
+                ids, found.distances[part], np.empty(ids.shape, np.int32), np.empty(ids.shape, np.int64),
+                found.ranked[part],
+            )  # fmt: skip
+            request = core.SearchRequest(
+                queries=some, routes=routes, effort=hard, radius=None if radius is None else radius[part]
+            )
+            result = core.SearchOutput(
+                ids=ids, distances=ranking.distances, files=ranking.files, offsets=ranking.offsets,
+                scanned=found.scanned[part], admitted=found.admitted[part], ranked=ranking.tally,
+            )  # fmt: skip
+            try:
+                self.reader.run(
+                    partial(
+                        reader.search, state=compiled, request=request, result=result, workspace=workspace,
+                        tally=self.tally,
+                    )
+                )  # fmt: skip
+            except OverflowError:
+                snapshot.space.queries(some, start)  # which tells of the query
+                raise
+            if self.sightings is not None:
+                self.note(ranking)
+            self._add_fresh(found, part, queries, k)
+        if effort.most is None or limit < USUAL_MOST * effort.most:
+            found.cut_short[:] = found.scanned["cut_short"] > 0
+
+    def _find_in_steps(
+        self, queries: Floats, k: int, effort: Effort, limits: ReadLimits, radius: Floats | None, found: Found
+    ) -> None:
+        """Fill `found` by a scan, then a ranking, of as many queries at a time as there is room for."""
+        snapshot = self.snapshot
         most = candidate_limit(k, effort, snapshot.scan_bytes)
         few = min(most, max(4 * k, 2 * effort.usual, _LIMIT_FEW)) if effort.loss else most
-        held = snapshot.preview.lists if self.selection.rows.lists is None else len(self.selection.rows.lists)
-        rows = np.arange(count)
+        rows = np.arange(len(queries))
         for limit in sorted({few, most}):  # only the queries with more candidates take the room for them
             is_last = limit == most
             short = is_last and effort.candidates is None and (effort.most is None or limit < USUAL_MOST * effort.most)
-            each = limit * CANDIDATE_BYTES + snapshot.space.padded * _AXIS_BYTES
-            each += min(effort.nprobe, held) * _PROBE_BYTES
-            step = max(1, snapshot.scan_bytes // each)
+            step = self._queries_together(effort, limit)
             left = []
             for start in range(0, len(rows), step):
                 if start:
@@ -230,14 +304,22 @@ class Search:
                     found.admitted[part] = candidates.counts
                     found.ranked[part] = ranking.tally
                     found.cut_short[part] = cut & short
-                if len(snapshot.fresh.ids):
-                    near = snapshot.fresh.nearest(queries[part], snapshot.space.metric, k, self.selection.fresh)
-                    _merge(found, part, near, k)
+                self._add_fresh(found, part, queries, k)
             rows = np.concatenate(left) if left else rows[:0]
-        if radius is not None:
-            far = found.distances > radius[:, None]
-            found.ids[far], found.distances[far] = -1, np.inf
-        return found
+
+    def _queries_together(self, effort: Effort, limit: int) -> int:
+        """Return how many queries with so many candidates each are searched together."""
+        snapshot, lists = self.snapshot, self.selection.rows.lists
+        held = snapshot.preview.lists if lists is None else len(lists)
+        each = limit * CANDIDATE_BYTES + snapshot.space.padded * _AXIS_BYTES + min(effort.nprobe, held) * _PROBE_BYTES
+        return max(1, snapshot.scan_bytes // each)
+
+    def _add_fresh(self, found: Found, part: slice | Ints, queries: Floats, k: int) -> None:
+        """Add the fresh vectors that are nearer than those found."""
+        fresh = self.snapshot.fresh
+        if len(fresh.ids):
+            near = fresh.nearest(queries[part], self.snapshot.space.metric, k, self.selection.fresh)
+            _merge(found, part, near, k)
 
     def rank(
         self,
@@ -313,7 +395,7 @@ class Search:
                 is_open |= candidates.tally["open"] > 0
             short = np.flatnonzero(is_open)
         while wider.nprobe < lists and len(short):
-            wider = replace(wider, nprobe=min(4 * wider.nprobe, lists))
+            wider = replace(wider, nprobe=min(WIDER * wider.nprobe, lists))
             step = max(1, snapshot.scan_bytes // (wider.nprobe * _PROBE_BYTES))
             left = []
             for start in range(0, len(short), step):

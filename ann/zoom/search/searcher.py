@@ -178,7 +178,7 @@ class Searcher:
         cut = found.cut_short
         if limits is NO_LIMITS and plan.escalation == "exact":
             found = all_nearest(search, queries, found, radius=radius)
-        elif limits is NO_LIMITS and cut.any() and state.preview.coding == "rabitq":
+        elif limits is NO_LIMITS and np.count_nonzero(cut) and state.preview.coding == "rabitq":
             found = all_nearest(search, queries, found, plan.effort, cut, radius)
         ids, distances = found.ids, found.distances
         if k < options.k:
@@ -287,14 +287,15 @@ class Searcher:
 
 def _stats(found: Found, tally: Tallies) -> dict[str, Any]:
     """Return plain numbers of the work done; see :class:`SearchResult`."""
-    scanned, ranked, stops = _sums(found.scanned), _sums(found.ranked), found.ranked["stopped"]
+    scanned, ranked = _sums(found.scanned), _sums(found.ranked)
+    stops, rounds = (found.ranked[name].tolist() for name in ("stopped", "rounds"))
     early = STOPS.index("max_reads")  # or the deadline
     return {
         "queries": len(found.ids), "probed": scanned["probed"], "scanned": scanned["scanned"],
-        "cut_short": scanned["cut_short"], "candidates": int(found.admitted.sum()), "ranked": ranked["ranked"],
+        "cut_short": scanned["cut_short"], "candidates": sum(found.admitted.tolist()), "ranked": ranked["ranked"],
         **_sums(tally), "page_requests": ranked["page_requests"], "hot_pages": ranked["hot_pages"],
-        "rounds": max(found.ranked["rounds"].tolist(), default=0), "stopped_early": int((stops >= early).sum()),
-        "stopped": STOPS[stops[0]] if len(stops) else "all_read",
+        "rounds": max(rounds, default=0), "stopped_early": sum(stop >= early for stop in stops),
+        "stopped": STOPS[stops[0]] if stops else "all_read",
     }  # fmt: skip
 
 

@@ -8,11 +8,13 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from memhier import backend
 from memhier.ann.zoom.calibration.calibrate import Calibration
 from memhier.ann.zoom.filters.attributes import Schema
 from memhier.ann.zoom.filters.bitmaps import BitmapCache, Words, bitmap_bytes
+from memhier.ann.zoom.preview.codes import CodeBook
 from memhier.ann.zoom.preview.preview import Preview
-from memhier.ann.zoom.preview.scan_arguments import split_positions
+from memhier.ann.zoom.preview.scan_arguments import CodedPart, split_positions
 from memhier.ann.zoom.preview.space import PreviewSpace
 from memhier.ann.zoom.preview.stored_scan import WAVE_COPIES
 from memhier.ann.zoom.storage.arrays import PartArrays
@@ -23,6 +25,7 @@ from memhier.ann.zoom.storage.ids import IdKind, Ids, Located, ids_of, locate_al
 from memhier.ann.zoom.storage.layout import CONTEXTS_MOST, pool_pages, scan_bytes, wave_bytes
 from memhier.ann.zoom.storage.part import Findable, IndexPart, PartFiles, findable, held_bytes
 from memhier.ann.zoom.storage.stored_arrays import StoredArrays
+from memhier.io.kernels import METRICS, ROW_DTYPES
 from memhier.io.reader import Reader
 from memhier.rows.rank_request import HotPages, page_keys
 from memhier.rows.ranking import page_rows_of
@@ -76,6 +79,31 @@ class IndexSnapshot:
     def findable(self) -> Findable:
         """The rows on SSD that a search without a filter can find."""
         return findable(self.parts)
+
+    @cached_property
+    def compiled(self) -> Any:
+        """The state as a search without a filter takes it in one call of the native core; see :meth:`compiled_of`."""
+        return self.compiled_of(self.findable)
+
+    def compiled_of(self, rows: Findable) -> Any:
+        """Return the state as a search of some rows takes it in one call of the native core.
+
+        None where there is no core, and where a search takes several steps: with codes on SSD, or without bounds.
+        """
+        core, preview, space = backend.core, self.preview, self.space
+        if core is None or preview.on_ssd or not isinstance(preview.book, CodeBook):
+            return None
+        return core.IndexState(
+            space=preview.book.space(METRICS.index(space.metric), space.dimension, space.scale),
+            **preview.compiled,
+            parts=[part.compiled for part in rows.coded if isinstance(part, CodedPart)],
+            routing=preview.router.compiled(rows.lists),
+            stored=core.StoredRows(
+                type=ROW_DTYPES.index(self.dtype_name), row_bytes=self.row_bytes, per_page=self.page_rows,
+                hot_keys=self.hot.keys, hot_pages=self.hot.pages,
+            ),
+            page_rows=[part.compiled for part in rows.page_rows],
+        )  # fmt: skip
 
     @cached_property
     def count(self) -> int:

@@ -541,6 +541,15 @@ class PageReader:
         per_page: int,
         tally: numpy.typing.NDArray[numpy.void],
     ) -> tuple[str, object, int, int, int] | None: ...
+    def search(
+        self,
+        *,
+        state: IndexState,
+        request: SearchRequest,
+        result: SearchOutput,
+        workspace: numpy.typing.NDArray[Any] | memoryview,
+        tally: numpy.typing.NDArray[numpy.void],
+    ) -> tuple[str, object, int, int, int] | None: ...
     def mark_rows(
         self, *, request: PostingRequest, words: numpy.typing.NDArray[numpy.uint64]
     ) -> tuple[str, object, int, int, int] | None: ...
@@ -554,6 +563,93 @@ class PageReader:
     def planned_bytes(self) -> int: ...
     @property
     def pool_bytes(self) -> int: ...
+
+class QuerySpace:
+    def __init__(
+        self,
+        *,
+        metric: int,
+        dimension: int,
+        scale: float,
+        matrix: numpy.typing.NDArray[numpy.float32] | None,
+        order: numpy.typing.NDArray[numpy.int64] | None,
+        share: numpy.typing.NDArray[numpy.float32] | None,
+        errors: numpy.typing.NDArray[numpy.float32] | None,
+        usual: float,
+    ) -> None: ...
+
+class ListRouting:
+    def __init__(
+        self,
+        *,
+        among: numpy.typing.NDArray[numpy.int64] | None,
+        links: numpy.typing.NDArray[numpy.int32] | None,
+        seeds: numpy.typing.NDArray[numpy.int32] | None,
+    ) -> None: ...
+
+class StoredRows:
+    def __init__(
+        self,
+        *,
+        type: int,
+        row_bytes: int,
+        per_page: int,
+        hot_keys: numpy.typing.NDArray[numpy.int64],
+        hot_pages: numpy.typing.NDArray[Any] | memoryview,
+    ) -> None: ...
+
+class IndexState:
+    def __init__(
+        self,
+        *,
+        space: QuerySpace,
+        lists: CodeLists,
+        book: CodeBook,
+        parts: Sequence[CodedPart],
+        routing: ListRouting,
+        stored: StoredRows,
+        page_rows: Sequence[PageRows],
+    ) -> None: ...
+
+class SearchEffort:
+    def __init__(
+        self,
+        *,
+        k: int,
+        eps: float,
+        least: int,
+        gap: float,
+        clear: float,
+        most: int,
+        usual: int,
+        most_times: int,
+        limit: int,
+        max_reads: int,
+        deadline: float,
+    ) -> None: ...
+
+class SearchRequest:
+    def __init__(
+        self,
+        *,
+        queries: numpy.typing.NDArray[numpy.float32],
+        routes: numpy.typing.NDArray[numpy.int64],
+        effort: SearchEffort,
+        radius: numpy.typing.NDArray[numpy.float32] | None,
+    ) -> None: ...
+
+class SearchOutput:
+    def __init__(
+        self,
+        *,
+        ids: numpy.typing.NDArray[numpy.int64],
+        distances: numpy.typing.NDArray[numpy.float32],
+        files: numpy.typing.NDArray[numpy.int32],
+        offsets: numpy.typing.NDArray[numpy.int64],
+        scanned: numpy.typing.NDArray[numpy.void],
+        admitted: numpy.typing.NDArray[numpy.int64],
+        ranked: numpy.typing.NDArray[numpy.void],
+    ) -> None: ...
 
 class HashSlots:
     def __init__(self, capacity: int) -> None: ...

@@ -6,6 +6,7 @@ those of :mod:`memhier.ann.zoom.preview.routing.linking`, and a walk follows the
 a comparison is faster.
 """
 
+from functools import lru_cache
 from typing import Any, Self, TypeAlias
 
 import faiss
@@ -17,14 +18,20 @@ from memhier.ann.zoom.preview.routing.linking import link_lists
 from memhier.ann.zoom.preview.routing.list_graph import DEGREE, ListGraph, link_bytes
 from memhier.errors import CorruptionError
 
-__all__ = ["EXACT_LISTS", "Router", "router_bytes_per_list", "routing_cost", "walk_sight"]
+__all__ = ["EXACT_LISTS", "WIDER", "Router", "router_bytes_per_list", "routing_cost", "walk_sight"]
 
 EXACT_LISTS = 12288
+_EVERY, _COMPARED_CHOSEN, _COMPARED = (
+    -2,
+    -1,
+    0,
+)  # ways to lists, beside the sight of a walk, as the native core has them
+WIDER = 4  # times as many lists, where those before do not suffice
 _FOUND_COST = 10  # of one more list that is found, in codes scanned
 # Of a walk, and of each list that it goes on from. For 64 lists it takes less in a batch from 16,384 lists on, alone
 # from 9,000 on (`python -m memhier.benchmarks.workloads.search.routing`).
 _WALK_COST, _STEP_COST = 3000, 40
-_COMPARED = 1 << 22  # values compared at a time without the compiled core
+_COMPARED_VALUES = 1 << 22  # values compared at a time without the compiled core
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Halves: TypeAlias = npt.NDArray[np.float16]
@@ -119,17 +126,32 @@ class Router:
             int64 ``[m]``: the lists that count, ascending; None for all. Others are found as well where a walk of the
             graph is faster, unless `nprobe` takes all that count.
         """
-        every = len(self.centroids)
-        lists = every if among is None else len(among)
-        nprobe = min(nprobe, lists)
-        if nprobe == lists and not in_order:
-            all_lists = np.arange(lists, dtype=np.int64) if among is None else among
-            return np.broadcast_to(all_lists, (len(queries), lists)).copy()
-        if among is not None and (nprobe == lists or routing_cost(0, nprobe) + lists < self.cost(nprobe)):
-            return self._nearest(queries, nprobe, among)
-        if self._graph is None or _walk_cost(nprobe) >= every + _FOUND_COST * nprobe:
-            return self._nearest(queries, nprobe, None)
-        return self._graph.walk(queries, nprobe, int(walk_sight(nprobe)))
+        ((wanted, way), *_) = self.routes(nprobe, in_order=in_order, among=among).tolist()
+        if way == _EVERY:
+            all_lists = np.arange(wanted, dtype=np.int64) if among is None else among
+            return np.broadcast_to(all_lists, (len(queries), wanted)).copy()
+        if way <= _COMPARED:
+            return self._nearest(queries, wanted, among if way == _COMPARED_CHOSEN else None)
+        assert self._graph is not None
+        return self._graph.walk(queries, wanted, way)
+
+    def routes(self, nprobe: int, *, in_order: bool, among: Ints | None) -> Ints:
+        """Return the numbers of lists that a query is routed to, each where those before do not suffice.
+
+        Of each also the way to them, int64 ``[s, 2]``: -2 for all that count, in the order of their numbers; -1 for a
+        comparison with these, 0 with all; above zero, the sight of a walk. The other parameters are those of
+        :meth:`route`.
+        """
+        chosen = None if among is None else len(among)
+        return _routes(len(self.centroids), self._graph is not None, chosen, nprobe, in_order)
+
+    def compiled(self, among: Ints | None) -> Any:
+        """Return the ways to lists as the native core takes them; `among` as in :meth:`route`."""
+        core, graph = backend.core, self._graph
+        assert core is not None
+        return core.ListRouting(
+            among=among, links=None if graph is None else graph.links, seeds=None if graph is None else graph.seeds
+        )
 
     def _nearest(self, queries: Floats, nprobe: int, among: Ints | None) -> Ints:
         """Return the `nprobe` lists of `among`, or of all, nearest to each query, compared with all of these."""
@@ -141,11 +163,33 @@ class Router:
             return nearest
         lists = np.arange(len(self.centroids)) if among is None else among
         centroids = self.centroids[lists].astype(np.float32)
-        step = max(1, _COMPARED // max(1, centroids.size))
+        step = max(1, _COMPARED_VALUES // max(1, centroids.size))
         for start in range(0, len(queries), step):
             away = np.square(queries[start : start + step, None] - centroids).sum(axis=2)
             nearest[start : start + step] = lists[np.argsort(away, axis=1, kind="stable")[:, :nprobe]]
         return nearest
+
+
+@lru_cache(maxsize=256)
+def _routes(every: int, has_graph: bool, chosen: int | None, nprobe: int, in_order: bool) -> Ints:
+    """Return the routes of :meth:`Router.routes` through `every` list, of which `chosen` count; None for all."""
+    lists = every if chosen is None else chosen
+    routes: list[tuple[int, int]] = []
+    while not routes or routes[-1][0] < lists:
+        wanted = min(WIDER * max(1, routes[-1][0]) if routes else nprobe, lists)
+        compared_few = chosen is not None and routing_cost(0, wanted) + lists < routing_cost(every, wanted)
+        if wanted == lists and not in_order:
+            way = _EVERY
+        elif chosen is not None and (wanted == lists or compared_few):
+            way = _COMPARED_CHOSEN
+        elif not has_graph or _walk_cost(wanted) >= every + _FOUND_COST * wanted:
+            way = _COMPARED
+        else:
+            way = int(walk_sight(wanted))
+        routes.append((wanted, way))
+    found = np.array(routes, np.int64)
+    found.flags.writeable = False
+    return found
 
 
 def _centroids_of_faiss(data: npt.NDArray[np.uint8], lists: int, padded: int, path: object) -> Floats:

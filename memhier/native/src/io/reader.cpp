@@ -16,7 +16,9 @@
 #include "bind/module.hpp"
 #include "io/pool.hpp"
 #include "rank/postings.hpp"
+#include "rank/rank_arguments.hpp"
 #include "rank/rounds.hpp"
+#include "search/search_arguments.hpp"
 
 namespace nb = nanobind;
 
@@ -24,7 +26,6 @@ namespace memhier {
 namespace {
 
 // A source and its owners: the Python object that has the descriptor, and the array of checksums.
-using Ids = std::variant<Array<const std::uint32_t, 1>, Array<const std::int64_t, 1>>;
 using Checksums = std::optional<Array<const std::uint32_t, 1>>;
 
 // A file that holds only some of its extents; `source` (memhier.io.page_source) brings the others. The marks are shared
@@ -125,78 +126,6 @@ std::optional<Description> describe(const std::optional<Fault>& fault) {
   const nb::object owner = fault->source == nullptr ? nb::none() : static_cast<const OpenFile*>(fault->source)->owner;
   return Description(kind_name(fault->kind), owner, fault->first, fault->second, fault->third);
 }
-
-// The rows of a file that packs them whole in its pages: ids [rows] of four or eight bytes, or None where they ascend
-// from `first`; and a bit for each row that may be found, or None for all.
-struct PageRowArrays {
-  std::int32_t file;
-  std::optional<Ids> ids;
-  std::int64_t first;
-  std::size_t rows;
-  std::optional<Array<const std::uint64_t, 1>> allowed;
-
-  PageRows view() const {
-    const auto has_all = [this](const auto& array) { return array.size() == rows; };
-    require(!ids || std::visit(has_all, *ids), "page_rows: an id for each row");
-    require(!allowed || allowed->size() >= (rows + 63) / 64, "page_rows: a bit for each row");
-    const auto* short_ids = ids ? std::get_if<0>(&*ids) : nullptr;
-    const auto* long_ids = ids ? std::get_if<1>(&*ids) : nullptr;
-    return {file,
-            static_cast<std::int64_t>(rows),
-            short_ids != nullptr ? short_ids->data() : nullptr,
-            long_ids != nullptr ? long_ids->data() : nullptr,
-            first,
-            allowed ? allowed->data() : nullptr};
-  }
-};
-
-// The candidates of one call and their limits; see RankBatch.
-struct RankRequest {
-  Array<const float, 2> queries;
-  int type, metric;
-  std::size_t row_bytes;
-  Array<const std::int64_t, 1> first;
-  Array<const std::int32_t, 1> files;
-  Array<const std::int64_t, 1> offsets;
-  Array<const float, 1> lower;
-  Array<const std::int64_t, 1> ids;
-  Array<const float, 1> thresholds;
-  std::size_t k, first_round, max_reads;
-  double deadline;
-
-  void check() const {
-    const std::size_t count = queries.shape(0), total = offsets.size();
-    require(first.size() == count + 1 && first[0] == 0 && std::is_sorted(first.data(), first.data() + count + 1) &&
-                first[count] == static_cast<std::int64_t>(total),
-            "first: ascending, from 0 to the number of candidates");
-    require(queries.shape(1) > 0 && thresholds.size() == count, "queries, thresholds: [q, d] and [q]");
-    require(files.size() == total && lower.size() == total && ids.size() == total,
-            "files, lower, ids: one for each candidate");
-    require(k > 0 && first_round > 0 && row_bytes > 0, "k, first_round, row_bytes: at least 1");
-    require(type >= 0 && type < kRowTypes && metric >= 0 && metric < kMetrics, "type, metric: known");
-  }
-  std::chrono::nanoseconds time_limit() const {
-    return deadline < 1e9 ? std::chrono::nanoseconds(static_cast<std::int64_t>(deadline * 1e9))
-                          : std::chrono::nanoseconds::max();
-  }
-};
-
-// The nearest of each query, [q, k] and [q], and the rounds of all candidates; see RankBatch.
-struct RankResult {
-  Array<std::int64_t, 2> ids;
-  Array<float, 2> distances;
-  Array<std::int32_t, 2> files;
-  Array<std::int64_t, 2> offsets;
-  Array<RankTally, 1> tally;
-  std::optional<Array<std::int32_t, 1>> rounds;
-
-  void check(std::size_t count, std::size_t k, std::size_t candidates) const {
-    require(ids.has_shape(count, k) && distances.has_shape(count, k) && files.has_shape(count, k) &&
-                offsets.has_shape(count, k) && tally.shape(0) == count,
-            "the results: k and a tally for each query");
-    require(!rounds || rounds->size() == candidates, "rounds: one for each candidate");
-  }
-};
 
 // The items that are looked for, and where; see PostingSearch.
 struct PostingRequest {
@@ -322,49 +251,81 @@ class PageReader {
       require(std::any_of(of_pages.begin(), of_pages.end(), known), "page_rows: the rows of every candidate");
     }
 
-    make_pool_after_fork();
-    const std::shared_ptr<const Table> table = table_;
-    const std::shared_ptr<BufferPool> held = held_;
-    const RankBatch batch{of.queries.data(),
-                          count,
-                          of.queries.shape(1),
-                          static_cast<RowType>(of.type),
-                          static_cast<Metric>(of.metric),
-                          of.row_bytes,
-                          of.first.data(),
-                          of.files.data(),
-                          of.offsets.data(),
-                          of.lower.data(),
-                          of.ids.data(),
-                          of.thresholds.data(),
-                          of.k,
-                          of.first_round,
-                          of.max_reads,
-                          of.time_limit(),
-                          {workspace.data(), workspace.bytes()},
-                          {{hot_keys.data(), hot_keys.size()}, hot_pages.data()},
-                          per_page,
-                          of_pages,
-                          result.ids.data(),
-                          result.distances.data(),
-                          result.files.data(),
-                          result.offsets.data(),
-                          result.tally.data(),
-                          result.rounds ? result.rounds->data() : nullptr};
-    ReadTally done;
-    std::size_t requests = 0;
-    std::optional<Fault> fault;
-    {
-      nb::gil_scoped_release released;
-      Rounds rounds(batch, batches_on(*table, held.get(), requests, done));
-      fault = rounds.run();
-    }
-    ++calls_;
-    requests_ += requests;
-    done_ += done;
-    tally[0] += done;
-    if (PyErr_Occurred() != nullptr) throw nb::python_error();
-    return describe(fault);
+    return rank_rows(
+        [&] {
+          return RankBatch{of.queries.data(),
+                           count,
+                           of.queries.shape(1),
+                           static_cast<RowType>(of.type),
+                           static_cast<Metric>(of.metric),
+                           of.row_bytes,
+                           of.first.data(),
+                           of.files.data(),
+                           of.offsets.data(),
+                           of.lower.data(),
+                           of.ids.data(),
+                           of.thresholds.data(),
+                           of.k,
+                           of.first_round,
+                           of.max_reads,
+                           time_limit(of.deadline),
+                           {workspace.data(), workspace.bytes()},
+                           {{hot_keys.data(), hot_keys.size()}, hot_pages.data()},
+                           per_page,
+                           of_pages,
+                           result.ids.data(),
+                           result.distances.data(),
+                           result.files.data(),
+                           result.offsets.data(),
+                           result.tally.data(),
+                           result.rounds ? result.rounds->data() : nullptr};
+        },
+        tally);
+  }
+
+  // From queries to their nearest: finds the candidates (candidate_search.hpp), then ranks them. workspace as in
+  // rank().
+  std::optional<Description> search(const IndexState& state, const SearchRequest& of, const SearchOutput& out,
+                                    const Array<std::byte, 2>& workspace, const Array<ReadTally, 1>& tally) {
+    const std::size_t count = of.queries.shape(0);
+    of.check(state);
+    out.check(count, of.effort.k);
+    require(state.stored.per_page > 0 || workspace.bytes() >= state.stored.row_bytes, "workspace: room for a row");
+    require(tally.size() == 1, "tally: one record");
+    CandidateSearch candidates(state, of.effort, of.routes);
+    RankedRows found;
+    return rank_rows(
+        [&] {
+          candidates.run(of.queries.data(), count, of.radius ? of.radius->data() : nullptr, out.scanned.data(),
+                         out.admitted.data(), found);
+          return RankBatch{of.queries.data(),
+                           count,
+                           of.queries.shape(1),
+                           static_cast<RowType>(state.stored.type),
+                           state.space.metric(),
+                           state.stored.row_bytes,
+                           found.first.data(),
+                           found.files.data(),
+                           found.offsets.data(),
+                           found.lower.data(),
+                           found.ids.data(),
+                           found.thresholds.data(),
+                           of.effort.k,
+                           of.effort.k,
+                           of.effort.max_reads,
+                           time_limit(of.effort.deadline),
+                           {workspace.data(), workspace.bytes()},
+                           state.stored.hot(),
+                           state.stored.per_page,
+                           state.rows,
+                           out.ids.data(),
+                           out.distances.data(),
+                           out.files.data(),
+                           out.offsets.data(),
+                           out.ranked.data(),
+                           nullptr};
+        },
+        tally);
   }
 
   // Sets the bits of the rows that hold one of some items; see postings.hpp.
@@ -445,6 +406,29 @@ class PageReader {
   static constexpr std::int64_t kFilesHeld = std::int64_t{1} << 23;  // as many as keys of pages have numbers for
   // Of the many small batches of one ranking, every so manieth looks whether a signal wants the call to end.
   static constexpr std::size_t kCallsPerSignal = 16;
+
+  // Ranks the batch that is made, without the GIL.
+  template <class Made>
+  std::optional<Description> rank_rows(const Made& made, const Array<ReadTally, 1>& tally) {
+    make_pool_after_fork();
+    const std::shared_ptr<const Table> table = table_;
+    const std::shared_ptr<BufferPool> held = held_;
+    ReadTally done;
+    std::size_t requests = 0;
+    std::optional<Fault> fault;
+    {
+      nb::gil_scoped_release released;
+      const RankBatch batch = made();
+      Rounds rounds(batch, batches_on(*table, held.get(), requests, done));
+      fault = rounds.run();
+    }
+    ++calls_;
+    requests_ += requests;
+    done_ += done;
+    tally[0] += done;
+    if (PyErr_Occurred() != nullptr) throw nb::python_error();
+    return describe(fault);
+  }
 
   // Returns a way to run many small batches without the GIL, which counts what they do.
   ReadBatch batches_on(const Table& table, BufferPool* held, std::size_t& requests, ReadTally& done) {
@@ -602,6 +586,7 @@ void register_reader(nb::module_& m) {
            "latency"_a.none() = nb::none(), "tally"_a.none() = nb::none())
       .def("rank", &PageReader::rank, nb::kw_only(), "request"_a, "result"_a, "workspace"_a, "hot_keys"_a,
            "hot_pages"_a, "page_rows"_a, "per_page"_a, "tally"_a)
+      .def("search", &PageReader::search, nb::kw_only(), "state"_a, "request"_a, "result"_a, "workspace"_a, "tally"_a)
       .def("mark_rows", &PageReader::mark_rows, nb::kw_only(), "request"_a, "words"_a)
       .def("counters", &PageReader::counters)
       .def("close", &PageReader::close)

@@ -40,21 +40,12 @@ void code_scan(const ScanQueries& of, const CodeLists& lists, const CodeBook& bo
   nb::gil_scoped_release released;
   Scanner scanner(book, dimension, std::move(taken), limits, static_cast<Instructions>(instructions));
   Progress progress(limits.k, limit);
-  const auto centroid_of = [&](std::int64_t list) {
-    return lists.centroids.data() + static_cast<std::size_t>(list) * dimension;
-  };
   for (std::size_t q = 0; q < count; ++q) {
     const Spread spread = of.inner ? Spread{(*of.inner)[2 * q], (*of.inner)[2 * q + 1]} : Spread{};
     progress.clear(of.most[q]);
     scanner.go_on(of.queries.data() + q * dimension, progress, of.inner ? &spread : nullptr);
     const std::int64_t* probes = of.probes.data() + q * probe_count;
-    for (std::size_t p = 0; p < probe_count && !progress.closed; ++p) {
-      if (probes[p] < 0) continue;
-      const std::int64_t next = p + 2 < probe_count ? probes[p + 2] : -1;
-      if (next >= 0) scanner.prefetch(centroid_of(next), next);
-      scanner.scan(centroid_of(probes[p]), probes[p], lists.radii[static_cast<std::size_t>(probes[p])]);
-      scanner.prefetch_rest();
-    }
+    scan_lists(scanner, progress, lists, probe_count, [probes](std::size_t i) { return probes[i]; });
     result.fill(q, progress);
   }
 }

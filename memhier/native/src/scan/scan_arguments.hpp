@@ -32,6 +32,22 @@ struct CodeLists {
   Array<const float, 1> radii;
 };
 
+// Scans `count` lists, at(i) being the i-th or -1 for none, until one ends the search.
+template <class ListAt>
+void scan_lists(Scanner& scanner, const Progress& progress, const CodeLists& lists, std::size_t count, ListAt at) {
+  const std::size_t dimension = lists.centroids.shape(1);
+  const auto centroid_of = [&](std::int64_t list) {
+    return lists.centroids.data() + static_cast<std::size_t>(list) * dimension;
+  };
+  for (std::size_t i = 0; i < count && !progress.closed; ++i) {
+    const std::int64_t list = at(i), next = i + 2 < count ? at(i + 2) : -1;
+    if (list < 0) continue;
+    if (next >= 0) scanner.prefetch(centroid_of(next), next);
+    scanner.scan(centroid_of(list), list, lists.radii[static_cast<std::size_t>(list)]);
+    scanner.prefetch_rest();
+  }
+}
+
 // Rows that were written together: starts [lists + 1], codes [n, bytes], numbers [2, n], allowed: a bit for each row.
 struct CodedPart {
   Array<const std::int64_t, 1> starts;

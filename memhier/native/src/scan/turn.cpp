@@ -1,5 +1,6 @@
-// A few vectors times a square matrix, by the calling thread alone: a BLAS wakes threads of its own for every product,
-// and those of several searches at a time wait for each other longer than the product takes.
+// The product of vectors with a matrix by AVX-512, or by plain loops.
+#include "scan/turn.hpp"
+
 #include <algorithm>
 #include <cstddef>
 
@@ -15,14 +16,6 @@ namespace nb = nanobind;
 
 namespace memhier {
 namespace {
-
-// The operands of one call: vectors [n, d] by matrix [d, d]. Every number of the product is summed in the same order,
-// whatever n is.
-struct Product {
-  const float *vectors, *matrix;
-  std::size_t dimension;
-  float* out;
-};
 
 MEMHIER_CLONES
 void turn_plain(const Product& of, std::size_t row) {
@@ -89,7 +82,12 @@ void turn_rows(const Array<const float, 2>& vectors, const Array<const float, 2>
           "turn_rows: array shapes do not fit together");
 
   nb::gil_scoped_release released;
-  const Product of{vectors.data(), matrix.data(), dimension, out.data()};
+  turn({vectors.data(), matrix.data(), dimension, out.data()}, count);
+}
+
+}  // namespace
+
+void turn(const Product& of, std::size_t count) {
 #if defined(__x86_64__)
   static const bool has_avx512 = __builtin_cpu_supports("avx512f");
   if (has_avx512) return turn_avx512(of, count);
@@ -97,7 +95,6 @@ void turn_rows(const Array<const float, 2>& vectors, const Array<const float, 2>
   for (std::size_t row = 0; row < count; ++row) turn_plain(of, row);
 }
 
-}  // namespace
 }  // namespace memhier
 
 void register_turn(nb::module_& m) {

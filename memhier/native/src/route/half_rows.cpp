@@ -1,5 +1,5 @@
 // The distances by AVX-512, or by the loops of rank/distance.
-#include "scan/half_rows.hpp"
+#include "route/half_rows.hpp"
 
 #include <cstring>
 

@@ -1,0 +1,78 @@
+// The state of an index as a search takes it in one call: lists and codes in DRAM, rows on SSD.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "bind/array.hpp"
+#include "rank/rank_arguments.hpp"
+#include "route/nearest_rows.hpp"
+#include "scan/scan_arguments.hpp"
+#include "search/query_space.hpp"
+
+namespace memhier {
+
+// How queries find their lists: those that hold rows which may be found, [m], ascending, or None for all; and the graph
+// over the centroids of all, links [lists, degree] and seeds [s], or None.
+struct ListRouting {
+  std::optional<Array<const std::int64_t, 1>> among;
+  std::optional<Array<const std::int32_t, 2>> links;
+  std::optional<Array<const std::int32_t, 1>> seeds;
+};
+
+// Rows on SSD: their size, how many lie whole in a page (0 where they straddle pages), and pages held in DRAM.
+struct StoredRows {
+  int type;
+  std::size_t row_bytes, per_page;
+  Array<const std::int64_t, 1> hot_keys;
+  Array<const std::byte, 2> hot_pages;
+
+  HotPages hot() const { return {{hot_keys.data(), hot_keys.size()}, hot_pages.data()}; }
+  std::int64_t offset(std::int64_t row) const {
+    const auto bytes = static_cast<std::int64_t>(row_bytes), whole = static_cast<std::int64_t>(per_page);
+    return whole == 0 ? row * bytes : row / whole * static_cast<std::int64_t>(kPageBytes) + row % whole * bytes;
+  }
+};
+
+// Its owner keeps the arguments of the constructor.
+class IndexState {
+ public:
+  IndexState(const QuerySpace& space, const CodeLists& lists, const CodeBook& book,
+             const std::vector<const CodedPart*>& parts, const ListRouting& routing, const StoredRows& stored,
+             const std::vector<const PageRowArrays*>& page_rows)
+      : space(space), lists(lists), book(book), routing(routing), stored(stored) {
+    const std::size_t count = lists.centroids.shape(0), dimension = lists.centroids.shape(1);
+    require(space.padded() == dimension && book.format.coded_dimensions() <= dimension && lists.radii.size() == count,
+            "lists, book, space: of one dimension");
+    require(stored.row_bytes > 0 && stored.per_page * stored.row_bytes <= kPageBytes && stored.type >= 0 &&
+                stored.type < kRowTypes && stored.hot_pages.bytes() == stored.hot_keys.size() * kPageBytes,
+            "stored: rows of a known type that fit their pages, and a page for each key");
+    require(parts.size() == page_rows.size(), "page_rows: of every part");
+    for (const CodedPart* part : parts) coded.push_back(part->part(count, book.format.bytes()));
+    for (const PageRowArrays* arrays : page_rows) rows.push_back(arrays->view());
+    for (std::size_t i = 0; i < parts.size(); ++i)
+      require(coded[i].rows == rows[i].rows, "page_rows: as many as there are codes");
+    const std::int64_t* const among = routing.among ? routing.among->data() : nullptr;
+    compared = {lists.centroids.data(), dimension, among, among == nullptr ? count : routing.among->size()};
+    for (std::size_t i = 0; among != nullptr && i < compared.count; ++i)
+      require(among[i] >= (i == 0 ? 0 : among[i - 1] + 1) && among[i] < static_cast<std::int64_t>(count),
+              "among: numbers of lists, ascending");
+    require(routing.links.has_value() == routing.seeds.has_value() &&
+                (!routing.links || (routing.links->shape(0) == count && routing.links->shape(1) > 0)),
+            "links, seeds: of all lists");
+  }
+
+  const QuerySpace& space;
+  const CodeLists& lists;
+  const CodeBook& book;
+  const ListRouting& routing;
+  const StoredRows& stored;
+  std::vector<Part> coded;
+  std::vector<PageRows> rows;
+  ComparedRows compared;  // the centroids of the lists that count
+};
+
+}  // namespace memhier

@@ -1,0 +1,44 @@
+// The arguments of a search in one call, as Python hands them to the core.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+
+#include "bind/array.hpp"
+#include "search/candidate_search.hpp"
+
+namespace memhier {
+
+// Queries [q, d], and of each the largest distance wanted, [q], or None.
+struct SearchRequest {
+  Array<const float, 2> queries;
+  Routes routes;
+  SearchEffort effort;
+  std::optional<Array<const float, 1>> radius;
+
+  void check(const IndexState& state) const {
+    require(queries.shape(1) == state.space.dimension() && (!radius || radius->size() == queries.shape(0)),
+            "queries, radius: [q, d] and [q]");
+  }
+};
+
+// The nearest of each query and where they lie, [q, k]; and [q]: the work done, and the number of its candidates.
+struct SearchOutput {
+  Array<std::int64_t, 2> ids;
+  Array<float, 2> distances;
+  Array<std::int32_t, 2> files;
+  Array<std::int64_t, 2> offsets;
+  Array<ScanTally, 1> scanned;
+  Array<std::int64_t, 1> admitted;
+  Array<RankTally, 1> ranked;
+
+  void check(std::size_t count, std::size_t k) const {
+    require(ids.has_shape(count, k) && distances.has_shape(count, k) && files.has_shape(count, k) &&
+                offsets.has_shape(count, k),
+            "the results: k of each query");
+    require(scanned.size() == count && admitted.size() == count && ranked.size() == count, "the work: of each query");
+  }
+};
+
+}  // namespace memhier

@@ -1,0 +1,59 @@
+"""A search in one call of the native core gives the results of one in steps."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from memhier import backend
+from memhier.ann import ZoomIndex
+from memhier.ann.zoom.search.search import Search
+
+pytestmark = pytest.mark.skipif(backend.core is None, reason="needs the compiled core")
+OPTIONS: tuple[dict[str, Any], ...] = (
+    {"k": 1, "recall": 0.9}, {"k": 10}, {"k": 10, "recall": 1}, {"k": 50, "recall": 0.95, "max_reads": 3},
+    {"k": 10, "nprobe": 2}, {"k": 10, "radius": 20.0}, {"k": 10, "deny": [1, 2, 3]},
+)  # fmt: skip
+
+
+def vectors(dtype: str, dimension: int) -> Any:
+    rng = np.random.default_rng(dimension)
+    values = np.abs(rng.normal(size=(1500 if dimension < 1000 else 300, dimension)) * (20 if dtype == "uint8" else 1))
+    values[5], values[7] = values[6], 0
+    return values.astype(dtype)
+
+
+@pytest.mark.filterwarnings("ignore::memhier.errors.RecallWarning", "ignore:calibration found:UserWarning")
+@pytest.mark.parametrize("metric", ["l2", "cosine", "ip"])
+@pytest.mark.parametrize(("dtype", "dimension"), [("float32", 24), ("uint8", 130), ("float16", 3), ("float32", 1030)])
+def test_one_call_finds_as_steps_do(
+    metric: Any, dtype: str, dimension: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = vectors(dtype, dimension)
+    queries = np.concatenate([base[9:30].astype(np.float32), np.ones((1, dimension), np.float32)])
+    with ZoomIndex.build(tmp_path / "index", base, metric=metric, dram="24MiB") as index:
+        for change in range(2):
+            if change:
+                index.remove(np.arange(0, len(base), 3))
+            found = [index.search(queries, **options) for options in OPTIONS]
+            for each, options in zip(found, OPTIONS, strict=True):
+                with monkeypatch.context() as patch:
+                    patch.setattr(Search, "_compiled", lambda search, effort: None)
+                    steps = index.search(queries, **options)
+                np.testing.assert_array_equal(each.ids, steps.ids)
+                np.testing.assert_array_equal(each.distances, steps.distances)
+                pool = ("reads", "pages", "bytes")  # which depend on the pages held
+                assert {n: v for n, v in each.stats.items() if n not in pool} == {
+                    n: v for n, v in steps.stats.items() if n not in pool
+                }
+                alone = index.search(queries[3], **options)
+                np.testing.assert_array_equal(alone.ids, each.ids[3])
+
+
+def test_a_query_that_overflows_is_named(tmp_path: Path) -> None:
+    with (
+        ZoomIndex.build(tmp_path / "index", vectors("float32", 24), dram="8MiB") as index,
+        pytest.raises(ValueError, match="queries row 1 is too large"),
+    ):
+        index.search(np.array([[1.0] * 24, [1e30] * 24], np.float32), 3)
