@@ -117,7 +117,8 @@ class LogitIndex:
         k
             How many largest logits to measure the effort for.
         precision
-            Declared mean share of the k largest in an answer, for contexts like those given.
+            Declared mean share of the k largest in an answer, and share of answers that begin with the largest logit:
+            each reaches it, for contexts like those given.
         method
             ``"graph"``, ``"preview"``, ``"screen"``, ``"full"``, or ``"auto"``: for each size of batch the fastest way
             that reaches the precision on held-out contexts. A warning tells if only the full product does.
@@ -222,6 +223,9 @@ class LogitIndex:
 
     def stats(self) -> dict[str, Any]:
         """Return plain numbers: sizes, the measurements of the build, and the counts of the reader of stored rows.
+
+        `precision_graph` and the like are those on held-out contexts, by way: the lower of the mean share of the k
+        largest logits that an answer holds and the share of answers that begin with the largest.
 
         The index has compared the norms of `contexts_checked` hidden states with those of the build's contexts;
         `contexts_unlike` of these states lie outside. If many do, the call that finds it warns, once. `audit` says how

@@ -270,7 +270,7 @@ def test_rows_that_are_there_several_times_are_walked_past(times):
     weight, bias = np.concatenate([weight] * times), np.concatenate([bias] * times)
     index = LogitIndex.build(weight, bias, contexts=hidden[:2000], k=10, method="graph")
     assert precision(index.topk(hidden[2000:]).indices, weight, bias, hidden[2000:]) > 0.99
-    assert index.settings.reached["graph"] > 0.9975
+    assert index.settings.reached["graph"] >= index.settings.asked == 0.9975
 
 
 def test_relinking_changes_trained_rows_and_keeps_the_rest():

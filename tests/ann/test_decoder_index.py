@@ -456,3 +456,34 @@ def test_room_of_unusual_calls_is_not_kept(how):
     usual = index.memory_bytes
     index.topk(hidden[:1], 8000)
     assert index.memory_bytes <= usual
+
+
+def make_rare():
+    """A layer with rare words in directions of their own, and contexts of which one in 50 has such a word first."""
+    rng = np.random.default_rng(3)
+    weight, hidden = rng.normal(size=(2000, 40)).astype(np.float32), rng.normal(size=(4000, 40)).astype(np.float32)
+    weight[:, 12:] *= 0.02
+    hidden[:, 12:] *= 0.05
+    weight[1972:] = np.eye(40)[12:] * 6
+    hidden[np.arange(3, 4000, 50), rng.integers(12, 40, 80)] = 5
+    return weight, hidden
+
+
+def first_words(index, hidden, method):
+    """The share of contexts whose largest logit comes first."""
+    largest = (hidden @ index.layer.weight.T).argmax(1)
+    return float((index.topk(hidden, method=method).indices[:, 0] == largest).mean())
+
+
+def test_the_first_word_reaches_the_declared_precision_too():
+    weight, hidden = make_rare()
+    with pytest.warns(UserWarning, match=r"no way but the full product reaches precision=0\.99 "):
+        index = LogitIndex.build(weight, contexts=hidden[:2000], rank=12)
+    short = first_words(index, hidden[2000:], "preview")
+    assert 0.97 < short < 0.99
+    assert abs(index.stats()["precision_preview"] - short) < 0.02
+    assert first_words(index, hidden[2000:], "auto") >= 0.99
+    wide = LogitIndex.build(weight, contexts=hidden[:2000])
+    assert wide.settings.reached["preview"] >= 0.99
+    for method in ("auto", "graph", "preview"):
+        assert first_words(wide, hidden[2000:], method) >= 0.99

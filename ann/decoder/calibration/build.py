@@ -102,7 +102,7 @@ def _add_graph(
     """Return codes with a graph, and settings with the effort of walks and of seeds alone for the precision."""
     rows = RowCodes.of(codes.blocks, layer.shape[0])
     engine = DramEngine(replace(codes, rows=rows), layer)
-    settings = calibrate_coarse(engine, held, settings, min(settings.reached["preview"], max(settings.asked, _SAFE)))
+    settings = calibrate_coarse(engine, held, settings, max(settings.asked, _SAFE))
     most = min(layer.shape[0], SEEDS_PER_K * held.k)
     limit = settings.scaled(settings.preview_limit, most)
     largest = engine.preview(learned, most, limit, settings.coarse(most)).indices

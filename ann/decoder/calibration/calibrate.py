@@ -41,22 +41,21 @@ Option = TypeVar("Option")
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """Contexts that the codes did not see, with their exact k-th largest logits.
+    """Contexts that the codes did not see, with their exact largest and k-th largest logits.
 
     Attributes
     ----------
     hidden
         float32 ``[n, D]``.
-    kth
-        float32 ``[n]``: the k-th largest exact logit. A word with as large a logit is right, so that ties do not count.
-    slack
-        float32 ``[n]``: the most that another order of summing takes from it.
+    kth, first
+        float32 ``[n]``: the k-th largest and the largest exact logit, less the most that another order of summing takes
+        from it. A word with as large a logit is right, so that ties do not count.
     """
 
     hidden: Floats
     kth: Floats
+    first: Floats
     k: int
-    slack: Floats
 
     @classmethod
     def of(cls, layer: OutputLayer, hidden: Floats, k: int) -> "HeldOut":
@@ -68,13 +67,24 @@ class HeldOut:
             logits = hidden @ rows.T + layer.bias[start : start + len(rows)]
             best = np.partition(np.concatenate([best, logits], 1), -wanted, axis=1)[:, -wanted:]
             largest = max(largest, float(np.linalg.norm(rows, axis=1).max(initial=0)))
-        kth = best.min(1, initial=np.inf)
-        slack = 1e-5 * np.maximum(1, np.abs(kth)) + 1e-6 * largest * np.linalg.norm(hidden, axis=1)
-        return cls(hidden, kth, wanted, slack.astype(np.float32))
+        rounding = 1e-6 * largest * np.linalg.norm(hidden, axis=1)
+        kth, first = (
+            (value - 1e-5 * np.maximum(1, np.abs(value)) - rounding).astype(np.float32)
+            for value in (best.min(1), best.max(1))
+        )
+        return cls(hidden, kth, first, wanted)
+
+    def some(self, count: int) -> "HeldOut":
+        """Return the first `count` contexts."""
+        return HeldOut(self.hidden[:count], self.kth[:count], self.first[:count], self.k)
 
     def precision(self, values: Floats) -> float:
-        """Return the mean share of the k largest among the values found."""
-        return float((values[:, : self.k] >= (self.kth - self.slack)[:, None]).mean())
+        """Return the lower of two means over values found ``[n, k]``, largest first.
+
+        One is the share of the k largest logits that are found, the other the share of contexts whose largest is.
+        """
+        every = (values[:, : self.k] >= self.kth[:, None]).mean()
+        return float(min(every, (values[:, 0] >= self.first).mean()))
 
 
 def hold_out(contexts: Floats, seed: int) -> tuple[Floats, Floats]:
@@ -85,16 +95,20 @@ def hold_out(contexts: Floats, seed: int) -> tuple[Floats, Floats]:
 
 
 def _first(options: Iterable[Option], reach: Callable[[Option], float], precision: float) -> tuple[Option, float]:
-    """Return the first option that reaches the precision, or the last one, and its precision."""
+    """Return the first option that reaches the precision, or the first that comes nearest, and its precision."""
+    best: tuple[Option, float] | None = None
     for option in options:
         reached = reach(option)
+        if best is None or reached > best[1]:
+            best = option, reached
         if reached >= precision:
             break
-    return option, reached
+    assert best is not None
+    return best
 
 
 def calibrate_preview(engine: DramEngine, held: HeldOut, settings: Settings, precision: float) -> Settings:
-    """Return settings with the fewest candidates that reach the precision, or the most there are."""
+    """Return settings with the fewest candidates that reach the precision, or come nearest to it."""
     limits = [limit for limit in LIMITS if limit >= max(held.k, _PREVIEW_LEAST)]
     # k candidates alone would leave no room for the error of an estimate.
     limits += [limit for limit in (2 * held.k, 4 * held.k) if limit > LIMITS[-1]]
@@ -111,12 +125,13 @@ def calibrate_coarse(engine: DramEngine, held: HeldOut, settings: Settings, prec
     """
     words, width = len(engine.codes.norms), engine.codes.blocks.width
     whole, best = words * (width + _NUMBERS), (float("inf"), ALL_DIRECTIONS)
-    states = held.hidden[:_COARSE_HELD]
-    few = HeldOut(states, held.kth[:_COARSE_HELD], held.k, held.slack[:_COARSE_HELD])
+    few = held.some(_COARSE_HELD)
 
-    def reaches(coarse: Coarse) -> bool:
-        found = engine.preview(states, held.k, settings.preview_limit, coarse)
-        return few.precision(found.values) >= precision
+    def reached(coarse: Coarse) -> float:
+        return few.precision(engine.preview(few.hidden, held.k, settings.preview_limit, coarse).values)
+
+    # A scan of all directions may miss the largest logit of one context of few, which is a large share of them.
+    precision = min(precision, reached(ALL_DIRECTIONS))
 
     for leading in (each for each in _LEADING if each < width):
         affordable = [
@@ -127,7 +142,7 @@ def calibrate_coarse(engine: DramEngine, held: HeldOut, settings: Settings, prec
         # From many to few, so that a width that is too small costs one trial.
         enough = None
         for survivors in reversed(affordable):
-            if not reaches(Coarse(leading, survivors)):
+            if reached(Coarse(leading, survivors)) < precision:
                 break
             enough = survivors
         if enough is not None:
@@ -149,7 +164,7 @@ def calibrate_walk(engine: DramEngine, held: HeldOut, settings: Settings, precis
 def _shortest_walk(
     engine: DramEngine, held: HeldOut, probes: int, efs: tuple[int, ...], precision: float
 ) -> tuple[Effort, float]:
-    """Return the walk of least effort that reaches the precision, or the longest, and its precision."""
+    """Return the walk of least effort that reaches the precision, or comes nearest to it, and its precision."""
 
     def reach(effort: Effort) -> float:
         return held.precision(engine.walk(held.hidden, held.k, Walk(effort)).values)
@@ -191,7 +206,7 @@ def scan_cost(engine: DramEngine, settings: Settings) -> float:
 
 
 def calibrate_screen(engine: DramEngine, held: HeldOut, settings: Settings, precision: float) -> Settings:
-    """Return settings with the fewest groups and candidates whose seeds alone reach the precision."""
+    """Return settings with the fewest groups and candidates whose seeds reach the precision, or come nearest to it."""
     pairs = ((1, 16), (2, 24), (4, 32), (8, 32), (8, 64), (16, 64), (16, 128))
     effort, reached = _first(
         (Effort(probes, 0, max(limit, held.k)) for probes, limit in pairs),

@@ -25,7 +25,8 @@ class Settings:
     k
         How many largest logits the effort was measured for; more take proportionally more effort.
     precision
-        Declared: the mean share of the k largest in an answer, on contexts like the build's.
+        Declared: the mean share of the k largest in an answer, and the share of answers that begin with the largest,
+        on contexts like the build's.
     preview_limit
         Candidates that the preview ranks exactly.
     coarse_width, survivors
@@ -42,7 +43,7 @@ class Settings:
         Effort of the walk for far contexts, up to the squared distance of its measurement; the preview answers contexts
         further away. Zero if the preview answers all far contexts.
     reached
-        Precision on held-out contexts, by way.
+        Precision on held-out contexts, by way: the lower of these two shares.
     choices
         ``(batch, way)`` in ascending order: the fastest way for batches of at least that size.
     ranges
