@@ -26,7 +26,10 @@ def vectors(dtype: str, dimension: int) -> Any:
 
 @pytest.mark.filterwarnings("ignore::memhier.errors.RecallWarning", "ignore:calibration found:UserWarning")
 @pytest.mark.parametrize("metric", ["l2", "cosine", "ip"])
-@pytest.mark.parametrize(("dtype", "dimension"), [("float32", 24), ("uint8", 130), ("float16", 3), ("float32", 1030)])
+@pytest.mark.parametrize(
+    ("dtype", "dimension"),
+    [("float32", 24), ("uint8", 130), ("float16", 3), pytest.param("float32", 1030, marks=pytest.mark.long)],
+)
 def test_one_call_finds_as_steps_do(
     metric: Any, dtype: str, dimension: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
