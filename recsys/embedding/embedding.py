@@ -32,8 +32,7 @@ class Embedding(TableModule):
     num_embeddings, embedding_dim
         As in torch.
     padding_idx
-        A row without a gradient, as in torch: zeros at first, and returned as it is. A step with one applies its
-        gradients by torch's operators, which takes longer than the compiled ones.
+        A row without a gradient, as in torch: zeros at first, and returned as it is.
     optimizer, dram, path, seed, initial, resume, update, policy, codec, touched, step_rows
         As of :class:`EmbeddingBag`, which see for errors, too.
 

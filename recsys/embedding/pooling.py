@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from memhier import backend
@@ -168,6 +169,12 @@ class StepGradient:
         ]
         return (parts[0] if len(parts) == 1 else torch.cat(parts)).contiguous()
 
+    @property
+    def trained(self) -> NDArray[np.bool_] | None:
+        """Which ids have a gradient, bool [n]; None for all. Rows that are returned as they are come from one table."""
+        bag = self._bags[0]
+        return self.rows.places(bag.table) != bag.padding if bag.mode == ROWS and bag.padding >= 0 else None
+
     def sparse(self) -> Sparse:
         """Return the gradients of rows."""
         found = []
@@ -249,7 +256,6 @@ class _Pool(torch.autograd.Function):
         done: Done | None,
         *samples: Tensor | None,
     ) -> Tensor:
-        padded = any(bag.padding >= 0 for bag in bags)
         plain = all(
             bag.mode == ROWS or (bag.mode != MODES["max"] and bag.weights is None and bag.padding < 0) for bag in bags
         )
@@ -262,7 +268,7 @@ class _Pool(torch.autograd.Function):
                 slab=rows.loan.rows, slots=rows.loan.slots, inverse=rows.inverse, begins=layout.begins,
                 targets=layout.targets, tables=layout.tables, out=output.numpy(),
             )  # fmt: skip
-            ctx.gradient = StepGradient(rows, bags, widths, None if padded else layout, None)
+            ctx.gradient = StepGradient(rows, bags, widths, layout, None)
             return output
         weights = [torch.from_numpy(some) for some in tables.weights(rows)]
         output, ctx.gradient = pool_weights(weights, rows, bags)
@@ -337,9 +343,14 @@ def apply_gradient(tables: Tables, step: StepGradient, group: Group) -> None:
         apply_sparse(tables, rows, step.sparse(), group)
         return
     assert step.dense is not None
-    assert rows.loan is not None
     assert backend.core is not None
     gradient, stride = _in_place(step.dense)
+    sources = layout.sources(stride)
+    if (trained := step.trained) is not None:
+        sources, padded = sources[trained], rows
+        rows = tables.distinct([padded.keys[padded.inverse[trained]]])
+        padded.lend(rows)
+    assert rows.loan is not None
     first = np.concatenate(([0], rows.ends[:-1]))
     dims = np.array([spec.dim for spec in tables.specs])
     # First id, end of ids, first key, end of keys and weights of a row of each table.
@@ -351,7 +362,7 @@ def apply_gradient(tables: Tables, step: StepGradient, group: Group) -> None:
     with tables.changing(rows, weights + roots) as (slab, work):
         updated = backend.core.UpdatedRows(rule=rule, slab=slab, slots=rows.loan.slots, tables=parts, numbers=numbers)
         backend.core.embedding_update(
-            rows=updated, inverse=rows.inverse, order=rows.order, sources=layout.sources(stride), scales=layout.scales,
+            rows=updated, inverse=rows.inverse, order=rows.order, sources=sources, scales=layout.scales,
             gradient=gradient, steps=work[:weights], roots=work[weights:],
         )  # fmt: skip
         if rule:
