@@ -11,6 +11,8 @@ import numpy.typing as npt
 
 __all__ = ["mapped_array"]
 
+_BLOCK_BYTES = 1 << 20
+
 
 def mapped_array(folder: Path, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     """Return an array of zeros in a file without a name, which ends with the array.
@@ -33,5 +35,11 @@ def mapped_array(folder: Path, shape: tuple[int, ...], dtype: npt.DTypeLike) -> 
     if not size:
         return np.empty(shape, dtype)
     with tempfile.TemporaryFile(dir=folder) as file:
-        os.posix_fallocate(file.fileno(), 0, size)  # a page without room on the disk would end the process later
+        # A page without room on the disk would end the process later.
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, size)
+        else:
+            for start in range(0, size, _BLOCK_BYTES):
+                file.write(bytes(min(_BLOCK_BYTES, size - start)))
+            file.flush()
         return np.frombuffer(mmap.mmap(file.fileno(), size), dtype).reshape(shape)
