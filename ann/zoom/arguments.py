@@ -121,7 +121,7 @@ def check_radius(radius: object, count: int) -> Floats | None:
     if np.isnan(array).any():
         raise ValueError("radius holds NaN: expected distances; infinity is none")
     with np.errstate(over="ignore"):  # beyond float32 lies every vector
-        return np.broadcast_to(array.astype(np.float32), count)
+        return np.full(count, array.astype(np.float32))  # the core takes no array that repeats a number by its strides
 
 
 def check_columns(names: Iterable[Any], argument: str) -> list[Any]:
