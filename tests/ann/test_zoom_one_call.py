@@ -13,7 +13,8 @@ from memhier.ann.zoom.search.search import Search
 pytestmark = pytest.mark.skipif(backend.core is None, reason="needs the compiled core")
 OPTIONS: tuple[dict[str, Any], ...] = (
     {"k": 1, "recall": 0.9}, {"k": 10}, {"k": 10, "recall": 1}, {"k": 50, "recall": 0.95, "max_reads": 3},
-    {"k": 10, "nprobe": 2}, {"k": 10, "radius": 20.0}, {"k": 10, "radius": 20.0, "recall": 1}, {"k": 10, "deny": [1, 2, 3]},
+    {"k": 10, "nprobe": 2}, {"k": 10, "radius": 20.0}, {"k": 10, "radius": 20.0, "recall": 1},
+    {"k": 10, "deny": [1, 2, 3]},
 )  # fmt: skip
 
 
