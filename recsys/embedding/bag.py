@@ -6,23 +6,20 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from memhier.arguments import check_int
 from memhier.policies import Policy
-from memhier.recsys.embedding.initial import Initial, Normal, TableSpec
-from memhier.recsys.embedding.look_ups import LookUps
-from memhier.recsys.embedding.module import TableModule
+from memhier.recsys.embedding.initial import Initial
+from memhier.recsys.embedding.one_table import OneTable, check_ids_tensor
 from memhier.recsys.embedding.optimizers import SparseOptimizer
 from memhier.recsys.embedding.pooling import MODES, Bags
-from memhier.recsys.embedding.tables import Ints, TableOptions, Tables, Update
+from memhier.recsys.embedding.tables import Ints, TableOptions, Update
 from memhier.recsys.embedding.torch_internals import not_compiled
 
-__all__ = ["ROWS_MAX", "EmbeddingBag", "Mode", "as_bags", "check_ids_tensor"]
+__all__ = ["EmbeddingBag", "Mode", "as_bags"]
 
 Mode = Literal["sum", "mean", "max"]
-ROWS_MAX = 2**62
 
 
-class EmbeddingBag(TableModule):
+class EmbeddingBag(OneTable):
     """`torch.nn.EmbeddingBag` on a table as large as the SSD, trained through a DRAM budget.
 
     Outputs, gradients and trained rows have the bits of ``torch.nn.EmbeddingBag(..., sparse=True)`` with torch's
@@ -114,22 +111,14 @@ class EmbeddingBag(TableModule):
         touched: int | None = None,
         step_rows: int | None = None,
     ) -> None:
-        num_embeddings = check_int("num_embeddings", num_embeddings, 1, ROWS_MAX)
-        embedding_dim = check_int("embedding_dim", embedding_dim, 1, 2**20)
         if mode not in MODES:
             raise ValueError(f"mode={mode!r}: expected one of {', '.join(map(repr, MODES))}")
-        if padding_idx is not None:
-            padding_idx = check_int("padding_idx", padding_idx, -num_embeddings, num_embeddings - 1) % num_embeddings
-        spec = TableSpec("weight", num_embeddings, embedding_dim, Normal() if initial is None else initial)
         options = TableOptions(
             optimizer=optimizer, dram=dram, path=path, seed=seed, resume=resume, update=update,
             policy=policy, codec=codec, touched=touched, step_rows=step_rows,
         )  # fmt: skip
-        super().__init__(LookUps(Tables([spec], options), _ids_of))
-        self.num_embeddings = num_embeddings
-        self.embedding_dim = embedding_dim
+        super().__init__(num_embeddings, embedding_dim, padding_idx, initial, options, _ids_of)
         self.mode = mode
-        self.padding_idx = padding_idx
         self.include_last_offset = include_last_offset
 
     @not_compiled
@@ -149,9 +138,6 @@ class EmbeddingBag(TableModule):
         padding = -1 if self.padding_idx is None else self.padding_idx
         bags = Bags(0, flat, offsets, MODES[self.mode], weights, padding, self.include_last_offset)
         return self._pooled([bags])
-
-    def _weight_names(self) -> list[str]:
-        return ["weight"]
 
     def extra_repr(self) -> str:
         """Return the arguments that matter most."""
@@ -201,15 +187,6 @@ def as_bags(
         offsets = offsets.to(torch.int64).contiguous()
         _check_offsets(offsets, input.numel())
     return input.detach().reshape(-1).to(torch.int64).contiguous(), offsets, per_sample_weights
-
-
-def check_ids_tensor(input: Any) -> None:
-    """Raise TypeError or ValueError for anything but a tensor of integers on the CPU."""
-    if not isinstance(input, Tensor) or input.dtype not in (torch.int32, torch.int64):
-        found = input.dtype if isinstance(input, Tensor) else type(input)
-        raise TypeError(f"input: expected a tensor of int32 or int64, got {found}")
-    if input.device.type != "cpu":
-        raise ValueError(f"input: expected a tensor on the CPU, got one on {input.device}")
 
 
 def _check_offsets(offsets: Tensor, count: int) -> None:

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from memhier.arguments import check_int
 from memhier.policies import Policy
-from memhier.recsys.embedding.bag import ROWS_MAX, as_bags
+from memhier.recsys.embedding.bag import as_bags
 from memhier.recsys.embedding.initial import Initial, TableSpec, Uniform
 from memhier.recsys.embedding.look_ups import LookUps
 from memhier.recsys.embedding.module import TableModule
+from memhier.recsys.embedding.one_table import ROWS_MAX
 from memhier.recsys.embedding.optimizers import SparseOptimizer
 from memhier.recsys.embedding.pooling import MODES, Bags
 from memhier.recsys.embedding.tables import Ints, TableOptions, Tables, Update, check_ids

@@ -7,21 +7,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from memhier.arguments import check_int
 from memhier.policies import Policy
-from memhier.recsys.embedding.bag import ROWS_MAX, check_ids_tensor
-from memhier.recsys.embedding.initial import Initial, Normal, TableSpec
-from memhier.recsys.embedding.look_ups import LookUps
-from memhier.recsys.embedding.module import TableModule
+from memhier.recsys.embedding.initial import Initial
+from memhier.recsys.embedding.one_table import OneTable, check_ids_tensor
 from memhier.recsys.embedding.optimizers import SparseOptimizer
 from memhier.recsys.embedding.pooling import ROWS, Bags
-from memhier.recsys.embedding.tables import Ints, TableOptions, Tables, Update
+from memhier.recsys.embedding.tables import Ints, TableOptions, Update
 from memhier.recsys.embedding.torch_internals import not_compiled
 
 __all__ = ["Embedding"]
 
 
-class Embedding(TableModule):
+class Embedding(OneTable):
     """`torch.nn.Embedding` on a table as large as the SSD, trained through a DRAM budget.
 
     For sequence models and for anything else that takes rows one by one. Outputs, gradients and trained rows have the
@@ -69,21 +66,17 @@ class Embedding(TableModule):
         touched: int | None = None,
         step_rows: int | None = None,
     ) -> None:
-        num_embeddings = check_int("num_embeddings", num_embeddings, 1, ROWS_MAX)
-        embedding_dim = check_int("embedding_dim", embedding_dim, 1, 2**20)
-        if padding_idx is not None:
-            padding_idx = check_int("padding_idx", padding_idx, -num_embeddings, num_embeddings - 1) % num_embeddings
-        spec = TableSpec("weight", num_embeddings, embedding_dim, Normal() if initial is None else initial)
         options = TableOptions(
             optimizer=optimizer, dram=dram, path=path, seed=seed, resume=resume, update=update,
             policy=policy, codec=codec, touched=touched, step_rows=step_rows,
         )  # fmt: skip
-        super().__init__(LookUps(Tables([spec], options), _ids_of))
-        self.num_embeddings = num_embeddings
-        self.embedding_dim = embedding_dim
-        self.padding_idx = padding_idx
-        if padding_idx is not None and not resume:
-            self.tables.write(0, np.array([padding_idx]), np.zeros((1, embedding_dim), np.float32))
+        super().__init__(num_embeddings, embedding_dim, padding_idx, initial, options, _ids_of)
+        if self.padding_idx is not None and not resume:
+            try:
+                self.tables.write(0, np.array([self.padding_idx]), np.zeros((1, embedding_dim), np.float32))
+            except BaseException:
+                self.close()
+                raise
 
     @not_compiled
     def forward(self, input: Tensor) -> Tensor:
@@ -105,9 +98,6 @@ class Embedding(TableModule):
         padding = -1 if self.padding_idx is None else self.padding_idx
         bags = Bags(0, ids, torch.arange(len(ids)), ROWS, padding=padding, single=True)
         return self._pooled([bags]).view(*input.shape, self.embedding_dim)
-
-    def _weight_names(self) -> list[str]:
-        return ["weight"]
 
     def extra_repr(self) -> str:
         """Return the arguments that matter most."""
