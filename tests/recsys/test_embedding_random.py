@@ -11,16 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from memhier.policies import Belady
-from memhier.recsys import SGD, Adagrad, Adam, EmbeddingBag, lookahead
+from memhier.recsys import EmbeddingBag, lookahead
+from tests.recsys.rules import RULES
 
 torch.set_num_threads(1)
 torch.sparse.check_sparse_tensor_invariants.disable()
 
-RULES: dict[str, tuple[Any, Any]] = {
-    "sgd": (SGD(lr=0.1), lambda weights: torch.optim.SGD(weights, lr=0.1)),
-    "adagrad": (Adagrad(lr=0.1, lr_decay=0.01), lambda weights: torch.optim.Adagrad(weights, lr=0.1, lr_decay=0.01)),
-    "adam": (Adam(lr=0.01), lambda weights: torch.optim.SparseAdam(weights, lr=0.01)),
-}
 STEPS = 6
 
 
