@@ -45,6 +45,8 @@ class Slab(Closing):
         The shape of a row: ``(64,)`` or ``64`` for a vector, ``()`` for a single element or one with fields.
     shared
         Let other processes read it. Linux only. All memory is taken at once then; else as rows are first written.
+    versioned
+        Keep generations. Without them, reads and writes must not overlap.
 
     Raises
     ------
@@ -64,9 +66,17 @@ class Slab(Closing):
     """
 
     def __init__(
-        self, slots: int, dtype: DTypeLike, shape: int | tuple[int, ...] = (), *, shared: bool = False
+        self,
+        slots: int,
+        dtype: DTypeLike,
+        shape: int | tuple[int, ...] = (),
+        *,
+        shared: bool = False,
+        versioned: bool = True,
     ) -> None:
-        layout = SlabLayout.checked(slots, dtype, shape)
+        if shared and not versioned:
+            raise ValueError("versioned=False: expected True beside shared=True, as other processes read meanwhile")
+        layout = SlabLayout.checked(slots, dtype, shape, versioned)
         name: str | None = None
         fd = -1
         if shared:
@@ -107,7 +117,11 @@ class Slab(Closing):
         self._fd = fd  # of shared memory of its own, to be closed with it
         self._lock = threading.RLock()  # a block of writing may scatter
         self._closed = False
-        self._generations = np.frombuffer(mapping, np.uint32, layout.slots, layout.generations_at)
+        self._generations: NDArray[np.uint32] | None = (
+            np.frombuffer(mapping, np.uint32, layout.slots, layout.generations_at)
+            if layout.rows_at > layout.generations_at
+            else None
+        )
         self._rows: NDArray[Any] = np.frombuffer(mapping, layout.row_type, layout.slots, layout.rows_at)
 
     @property
@@ -144,7 +158,7 @@ class Slab(Closing):
         return 0 if self._closed or self._owner is None else self._layout.total_bytes
 
     @staticmethod
-    def bytes_for(slots: int, dtype: DTypeLike, shape: int | tuple[int, ...] = ()) -> int:
+    def bytes_for(slots: int, dtype: DTypeLike, shape: int | tuple[int, ...] = (), *, versioned: bool = True) -> int:
         """Return the `memory_bytes` that a slab of these arguments will have.
 
         Examples
@@ -154,7 +168,7 @@ class Slab(Closing):
         >>> Slab.bytes_for(1000, np.float32, 64) == 4096 + 4096 + 63 * 4096
         True
         """
-        return SlabLayout.checked(slots, dtype, shape).total_bytes
+        return SlabLayout.checked(slots, dtype, shape, versioned).total_bytes
 
     @property
     def rows(self) -> NDArray[Any]:
@@ -178,6 +192,8 @@ class Slab(Closing):
             uint32, of the shape of `slots`; starts at 0 and wraps round.
         """
         self._check_open()
+        if self._generations is None:
+            raise ValueError("this slab keeps no generations: make it with versioned=True")
         return self._generations[self._as_slots(slots)]
 
     def gather(self, slots: Any, out: NDArray[Any] | None = None) -> NDArray[Any]:
@@ -305,7 +321,7 @@ class Slab(Closing):
         if fd >= 0:
             close_descriptor(fd)
         self._rows = np.empty(0, self._layout.row_type)
-        self._generations = np.empty(0, np.uint32)
+        self._generations = None
 
     def __reduce__(self) -> tuple[Any, tuple[str]]:
         if self._name is None:
@@ -325,6 +341,9 @@ class Slab(Closing):
     def _marked(self, index: NDArray[np.int64]) -> Iterator[None]:
         """Hold the generations of slots odd while their rows are written."""
         with self._lock:
+            if self._generations is None:
+                yield
+                return
             # The last write of a slot may have broken off and left it odd already.
             odd = self._generations[index] | np.uint32(1)
             self._generations[index] = odd

@@ -25,7 +25,7 @@ _NAME = re.compile(r"memhier-slab:(\d+):(\d+):(\d+)")
 class SlabLayout:
     """Where things lie in a slab's memory: a header, the generations and the rows, each from a page's start."""
 
-    def __init__(self, slots: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
+    def __init__(self, slots: int, dtype: np.dtype[Any], shape: tuple[int, ...], versioned: bool = True) -> None:
         self.slots = slots
         self.dtype = dtype
         self.shape = shape
@@ -33,11 +33,11 @@ class SlabLayout:
         text = repr({"slots": slots, "shape": shape, "dtype": np.lib.format.dtype_to_descr(dtype)}).encode()
         self.header: bytes = _HEADER.pack(_MAGIC, len(text)) + text
         self.generations_at: int = _whole_pages(len(self.header))
-        self.rows_at: int = self.generations_at + _whole_pages(4 * slots)
+        self.rows_at: int = self.generations_at + (_whole_pages(4 * slots) if versioned else 0)
         self.total_bytes: int = self.rows_at + _whole_pages(self.row_type.itemsize * slots)
 
     @classmethod
-    def checked(cls, slots: Any, dtype: Any, shape: Any) -> Self:
+    def checked(cls, slots: Any, dtype: Any, shape: Any, versioned: bool = True) -> Self:
         """Return the layout for arguments of a user; TypeError or ValueError names the one that does not fit."""
         slots = check_int("slots", slots, 1)
         lengths = shape if isinstance(shape, tuple) else (shape,)
@@ -48,7 +48,7 @@ class SlabLayout:
         dtype = np.dtype(dtype)
         if dtype.hasobject or dtype.itemsize == 0 or dtype.subdtype is not None:
             raise ValueError(f"dtype={dtype}: expected plain bytes of fixed size; give the shape of a row as shape")
-        return cls(slots, dtype, lengths)
+        return cls(slots, dtype, lengths, versioned)
 
     @classmethod
     def parsed(cls, mapping: mmap.mmap, name: str) -> Self:

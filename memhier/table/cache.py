@@ -67,6 +67,11 @@ class Pins:
         """DRAM held, in bytes."""
         return self._pinned.nbytes + self._ahead.nbytes + self._marks.nbytes + 4 * self._rows_ahead
 
+    @property
+    def tickets(self) -> int:
+        """The number of open tickets."""
+        return len(self._tickets)
+
     def held(self) -> Ints:
         """Return the slots that must not be evicted, int64 [m]."""
         return np.flatnonzero((self._pinned > 0) | (self._ahead > 0))
@@ -184,6 +189,10 @@ class Cache:
         """Return the distinct keys, the position of each key among them, and the slot of each; -1 if it has none."""
         return self._map.unique_find(keys)
 
+    def slots_of(self, keys: Ints) -> Ints:
+        """Return the slot of each key; -1 if it has none."""
+        return self._map.find(keys)
+
     def keys_of(self, slots: Ints) -> Ints:
         """Return the key in each slot."""
         return self._map.keys_of(slots)
@@ -195,8 +204,10 @@ class Cache:
             return False
         return ahead.is_of(keys) or np.array_equal(self._map.keys_of(ahead.slots), keys)
 
-    def not_ahead(self, keys: Ints, inverse: Ints, slots: Ints) -> Ints:
+    def not_ahead(self, keys: Ints, inverse: Ints | slice, slots: Ints) -> Ints:
         """Return the keys that no ticket holds; the others were accessed when they were prefetched."""
+        if not self.pins.tickets:
+            return keys.reshape(-1)
         ahead = slots >= 0
         ahead[ahead] = self.pins.is_ahead(slots[ahead])
         accessed: Ints = keys[~ahead[inverse]] if ahead.any() else keys.reshape(-1)
@@ -231,12 +242,13 @@ class Cache:
         if len(asked) == len(keys) and np.array_equal(np.sort(asked), np.sort(keys)):
             self._asked = asked
             return False
-        held = self._check_fits(slots)
-        missing = slots < 0
-        stay = self._map.keys_of(held) if len(held) else held
-        if len(accessed) < len(keys):
-            # Keys of this call that the policy does not see must not make room for the others.
-            stay = np.concatenate((stay, keys[~missing]))
+        missing, stay = slots < 0, _NONE
+        if len(self._map) + int(np.count_nonzero(missing)) > self.capacity:  # otherwise nothing leaves
+            held = self._check_fits(slots)
+            stay = self._map.keys_of(held) if len(held) else held
+            if len(accessed) < len(keys):
+                # Keys of this call that the policy does not see must not make room for the others.
+                stay = np.concatenate((stay, keys[~missing]))
         self._leaving = self.policy.access(accessed, pinned=stay).evicted
         self._entering, self._asked = keys[missing], keys
         self.accesses += len(accessed)

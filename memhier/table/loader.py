@@ -187,6 +187,8 @@ class Loader:
         written = np.zeros(len(keys), np.bool_)
         resident = slots >= 0
         written[resident] = self._stored[slots[resident]]
+        if written.all():
+            return 0
         unsure = keys[~written]
         # The queue first: a row goes from there to the log, never back.
         written[~written] = self._queue.find(unsure) | self._log.contains(unsure)
@@ -224,8 +226,11 @@ class Loader:
             if len(others):
                 job.earlier = [other for other in self._jobs if np.isin(other.slots, others).any()]
             self.states[job.slots] = LOADING
-            self._jobs.append(job)
-            self._work.notify_all()
+            if len(job.keys) or job.earlier:
+                self._jobs.append(job)
+                self._work.notify_all()
+            else:
+                job.finish()  # nothing to read
 
     def wait(self, job: Job) -> None:
         """Wait for a job, and raise its error here instead of in the next call."""

@@ -18,6 +18,7 @@ from memhier.policies._base import CAPACITY_MAX
 from memhier.rows.rows import rows_per_page
 from memhier.store.segments import PAGE_BYTES
 from memhier.table.cache import Pins
+from memhier.table.keep_all import KeepAll
 from memhier.table.writer import WriteQueue, batch_rows
 
 __all__ = ["TRAINING_ASIDE", "Sizes", "TierNeeds", "check_policy", "log_bytes", "make_policy", "policy_bytes"]
@@ -133,7 +134,7 @@ class Sizes:
         needs, layout = self.needs, self.needs.layout
         outgoing_bytes = needs.row_bytes + (0 if needs.lossless else needs.encoded_bytes)
         return (
-            Slab.bytes_for(capacity, layout.dtype, layout.shape)
+            Slab.bytes_for(capacity, layout.dtype, layout.shape, versioned=False)
             + SlotMap.bytes_for(capacity, key_space=self._map_key_space(capacity), batch=self.batch)
             + Pins.bytes_for(capacity)
             + int((needs.policy_bytes + _SLOT_BYTES + _CALL_SLOT_BYTES) * capacity)
@@ -168,7 +169,8 @@ class Sizes:
                 f"{format_bytes(self.needs.fixed_bytes)} for the log's index and the buffers of log and reader; "
                 f"dram={self.enough(low)} would be enough"
             )
-        high = min(self._dram, CAPACITY_MAX) + 1 if isinstance(policy, str) else low + 1
+        most = min(self._dram, CAPACITY_MAX, self.needs.key_space or CAPACITY_MAX)
+        high = most + 1 if isinstance(policy, str) else low + 1
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if self.total(middle) <= self._dram else (low, middle)
@@ -192,8 +194,10 @@ def log_bytes(rows: int, row_bytes: int, key_space: int | None = None) -> int:
     return index + _TAIL_BYTES + WRITE_BUFFERS_BYTES + pages * _CHECKSUM_BYTES + _TABLES_BYTES
 
 
-def make_policy(policy: str | Policy, capacity: int) -> Policy:
+def make_policy(policy: str | Policy, capacity: int, key_space: int | None) -> Policy:
     """Return the policy of that name, or the one that was given."""
+    if policy == "belady" and key_space is not None and key_space <= capacity:
+        return KeepAll(capacity)
     return _POLICIES[policy](capacity) if isinstance(policy, str) else policy
 
 

@@ -34,6 +34,7 @@ __all__ = ["KIND", "Ints", "Options", "Table", "store_bytes"]
 Ints = NDArray[np.int64]
 
 _NONE = np.empty(0, np.int64)
+_EACH = slice(None)  # the place of each key among distinct ones
 
 KIND = "tiered"
 # A part of the log with a smaller share alive is rewritten: the log takes about twice its rows at most, and the rows
@@ -113,12 +114,12 @@ class Table:
             opened.callback(self.log.close)
             self.log.compact_later()
             self.log.patient = True
-            self._slab = opened.enter_context(Slab(capacity, layout.dtype, layout.shape))
+            self._slab = opened.enter_context(Slab(capacity, layout.dtype, layout.shape, versioned=False))
             self._queue = WriteQueue(self.log, sizes.queued, row_bytes)
             opened.callback(self._queue.close)
             self.loader: Loader = Loader(self._slab, self.log, self._queue, codec, options.initial, sizes.staged)
             opened.callback(self.loader.close)
-            self.cache: Cache = Cache(make_policy(options.policy, capacity), sizes.map_of, sizes.enough)
+            self.cache: Cache = Cache(make_policy(options.policy, capacity, key_space), sizes.map_of, sizes.enough)
             self.pins: Pins = self.cache.pins
             self.writer: Writer = Writer(self._slab, self._queue, codec, sizes.outgoing, self.cache.keys_of)
             opened.callback(closed)
@@ -208,7 +209,7 @@ class Table:
         self.cache.served()
         return ahead, job
 
-    def lend(self, keys: Any, again: bool, ahead: PrefetchedSlots | None) -> tuple[Ints, Ints, Ints]:
+    def lend(self, keys: Any, again: bool, distinct: bool, ahead: PrefetchedSlots | None) -> tuple[Ints, Ints, Ints]:
         """Make rows resident and pin them; return the distinct keys, their slots, and the slot of each key."""
         if ahead is not None:
             index = self._as_keys(keys)
@@ -218,7 +219,7 @@ class Table:
                 self.pins.pin(slots)
                 self.pins.release(ahead)
                 return index, slots, slots
-        index, unique, inverse, slots = self._find(keys)
+        index, unique, inverse, slots = self._find(keys, distinct)
         if again:
             self.cache.check_pinned(unique, slots)
             self.pins.pin(slots)
@@ -286,11 +287,13 @@ class Table:
             check_range("keys", index.reshape(-1), self._key_space, "below the tier's key_space")
         return index
 
-    def _find(self, keys: Any) -> tuple[Ints, Ints, Ints, Ints]:
+    def _find(self, keys: Any, distinct: bool = False) -> tuple[Ints, Ints, Any, Ints]:
         """Check a call's keys; return them, the distinct ones, the place of each key among these, and their slots."""
         index = self._as_keys(keys)
         if self.cache.unfinished:
             self._exchange(_NONE)
+        if distinct and index.ndim == 1:
+            return index, index, _EACH, self.cache.slots_of(index)
         return index, *self.cache.find(index)
 
     def _exchange(self, slots: Ints) -> None:

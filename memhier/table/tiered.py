@@ -239,7 +239,7 @@ class Tiered(Closing):
             return Ticket(ahead, held, job, self._wait, self._release)
 
     @shielded
-    def lend(self, keys: Any, *, again: bool = False, ticket: Ticket | None = None) -> Loan:
+    def lend(self, keys: Any, *, again: bool = False, distinct: bool = False, ticket: Ticket | None = None) -> Loan:
         """Make rows resident, as :meth:`gather` does, and lend them in place, to be read and changed there.
 
         Parameters
@@ -248,6 +248,8 @@ class Tiered(Closing):
             Integers, any shape.
         again
             The rows are lent or pinned already, and this is no further access of them.
+        distinct
+            States that no key comes twice, which spares a search for repeats.
         ticket
             Ticket of a prefetch of exactly these keys, all distinct: it spares the look-up, and is released. An array
             of keys that is not writeable counts as unchanged since then: do not change it through a view.
@@ -264,7 +266,7 @@ class Tiered(Closing):
             As in :meth:`gather`; ValueError with `again`, for a row that is neither lent nor pinned.
         """
         with self._gate.call() as table:
-            unique, slots, of_keys = table.lend(keys, again, None if ticket is None else ticket.ahead)
+            unique, slots, of_keys = table.lend(keys, again, distinct, None if ticket is None else ticket.ahead)
             rows = table.rows
             held = self._gate.lend(partial(table.pins.unpin, slots))
         return Loan(of_keys, rows, partial(self._changing, unique, slots), self._gate.table, held)

@@ -136,7 +136,8 @@ class EmbeddingBag(OneTable):
         if self.include_last_offset and (not len(offsets) or int(offsets[-1]) != len(flat)):
             raise ValueError(f"offsets: expected {len(flat)} as the last one, as include_last_offset is set")
         padding = -1 if self.padding_idx is None else self.padding_idx
-        bags = Bags(0, flat, offsets, MODES[self.mode], weights, padding, self.include_last_offset)
+        length = input.shape[1] if input.dim() == 2 else 0
+        bags = Bags(0, flat, offsets, MODES[self.mode], weights, padding, self.include_last_offset, length=length)
         return self._pooled([bags])
 
     def extra_repr(self) -> str:

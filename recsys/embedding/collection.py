@@ -237,7 +237,7 @@ class FeatureParser:
             at += len(mine)
             ids, offsets, weights = mine[0] if len(mine) == 1 else _joined(mine)
             bags = Bags(number, ids, offsets, MODES[config.pooling], weights, features=len(mine))
-            bags.single = isinstance(features, Tensor)
+            bags.length = int(isinstance(features, Tensor))
             found.append(bags)
         return found
 

@@ -96,7 +96,7 @@ class Embedding(OneTable):
         """
         ids = _flat(input)
         padding = -1 if self.padding_idx is None else self.padding_idx
-        bags = Bags(0, ids, torch.arange(len(ids)), ROWS, padding=padding, single=True)
+        bags = Bags(0, ids, torch.arange(len(ids)), ROWS, padding=padding, length=1)
         return self._pooled([bags]).view(*input.shape, self.embedding_dim)
 
     def extra_repr(self) -> str:

@@ -34,6 +34,8 @@ Sparse = list[tuple[int, Tensor]]
 
 MODES = {"sum": 0, "mean": 1, "max": 2}
 """The modes of `torch.nn.EmbeddingBag`, and their numbers there."""
+Shapes = tuple[tuple[int, int, int], ...]
+"""Width, number of features and mode of each table of a step."""
 ROWS = 3
 """The mode of bags of one id each whose rows are returned as they are, those of the padding as well."""
 
@@ -58,8 +60,8 @@ class Bags:
         The index that is left out, of gradients alone with :data:`ROWS`; -1 for none.
     features
         The number of features that share the table; the first bags are the first feature's.
-    single
-        Whether every bag is known to have one id.
+    length
+        The number of ids that every bag is known to have; 0 if that is not known.
     """
 
     table: int
@@ -70,7 +72,7 @@ class Bags:
     padding: int = -1
     last: bool = False
     features: int = 1
-    single: bool = False
+    length: int = 0
 
     @property
     def lengths(self) -> Tensor:
@@ -96,33 +98,47 @@ class PoolingLayout:
         float32 [n]: the factor of each id's gradient; None for 1.
     """
 
-    def __init__(self, bags: list[Bags], widths: list[int]) -> None:
-        samples = (len(bags[0].offsets) - bags[0].last) // bags[0].features
-        self._bags = tuple((width, bag.features, bag.mode) for width, bag in zip(widths, bags, strict=True))
-        self.shape: tuple[int, int] = samples, sum(width * features for width, features, _ in self._bags)
+    def __init__(self, samples: int, shapes: Shapes, lengths: Ints) -> None:
+        self._shapes = shapes
+        self.shape: tuple[int, int] = samples, sum(width * features for width, features, _ in shapes)
         self.tables: Ints
         self.targets: Ints
-        self.targets, self.tables = _targets(samples, self._bags, self.shape[1])
+        self.targets, self.tables = _targets(samples, shapes, self.shape[1])
         self.scales: Floats | None = None
-        self._lengths: Ints | None = None
-        if all(bag.single for bag in bags):
-            self.begins: Ints = _counted(len(self.targets) + 1)
-            return  # the mean of one is its sum
-        self._lengths = lengths = np.concatenate([bag.lengths.numpy() for bag in bags])
-        self.begins = np.concatenate(([0], np.cumsum(lengths)))
-        if any(bag.mode == MODES["mean"] for bag in bags):
+        self._lengths = lengths
+        self.begins: Ints = np.concatenate(([0], np.cumsum(lengths)))
+        self._sources: tuple[int, Ints] = -1, lengths
+        # The mean of one is its sum.
+        if any(mode == MODES["mean"] for _, _, mode in shapes) and lengths.max(initial=0) > 1:
             means = np.repeat(self.tables[:, 3], self.tables[:, 1] - self.tables[:, 0]) == MODES["mean"]
             scales = np.float32(1) / np.where(means, np.maximum(lengths, 1), 1).astype(np.float32)
             self.scales = np.repeat(scales, lengths)
 
     def sources(self, stride: int) -> Ints:
         """Return the place of each id's gradient in a gradient whose rows are so many floats apart."""
-        targets = self.targets if stride == self.shape[1] else _targets(self.shape[0], self._bags, stride)[0]
-        return targets if self._lengths is None else np.repeat(targets, self._lengths)
+        of, found = self._sources
+        if of != stride:
+            found = np.repeat(_targets(self.shape[0], self._shapes, stride)[0], self._lengths)
+            self._sources = stride, found
+        return found
+
+
+def layout_of(bags: list[Bags], widths: list[int]) -> PoolingLayout:
+    """Return the layout of a step; steps whose bags have the same known lengths share one."""
+    samples = (len(bags[0].offsets) - bags[0].last) // bags[0].features
+    shapes = tuple((width, bag.features, bag.mode) for width, bag in zip(widths, bags, strict=True))
+    if all(bag.length for bag in bags):
+        return _regular_layout(samples, shapes, tuple(bag.length for bag in bags))
+    return PoolingLayout(samples, shapes, np.concatenate([bag.lengths.numpy() for bag in bags]))
 
 
 @functools.lru_cache(4)
-def _targets(samples: int, shapes: tuple[tuple[int, int, int], ...], stride: int) -> tuple[Ints, Ints]:
+def _regular_layout(samples: int, shapes: Shapes, lengths: tuple[int, ...]) -> PoolingLayout:
+    return PoolingLayout(samples, shapes, np.repeat(lengths, [features * samples for _, features, _ in shapes]))
+
+
+@functools.lru_cache(4)
+def _targets(samples: int, shapes: Shapes, stride: int) -> tuple[Ints, Ints]:
     columns = np.concatenate([[width] * features for width, features, _ in shapes])
     begins = np.cumsum(columns) - columns
     targets = (begins[:, None] + np.arange(samples) * stride).reshape(-1)
@@ -130,11 +146,6 @@ def _targets(samples: int, shapes: tuple[tuple[int, int, int], ...], stride: int
     first = np.concatenate(([0], ends[:-1]))
     tables = np.stack([first, ends, [shape[0] for shape in shapes], [shape[2] for shape in shapes]], 1)
     return targets, tables.astype(np.int64)
-
-
-@functools.lru_cache(4)
-def _counted(count: int) -> Ints:
-    return np.arange(count)
 
 
 class StepGradient:
@@ -262,7 +273,7 @@ class _Pool(torch.autograd.Function):
         ctx.done, ctx.looked_up, ctx.evaluated = done, None, done is None
         if plain and backend.core is not None and rows.loan is not None:
             widths = [tables.specs[bag.table].dim for bag in bags]
-            layout = PoolingLayout(bags, widths)
+            layout = layout_of(bags, widths)
             output = torch.empty(layout.shape)
             backend.core.embedding_pool(
                 slab=rows.loan.rows, slots=rows.loan.slots, inverse=rows.inverse, begins=layout.begins,
@@ -351,10 +362,10 @@ def apply_gradient(tables: Tables, step: StepGradient, group: Group) -> None:
         rows = tables.distinct([padded.keys[padded.inverse[trained]]])
         padded.lend(rows)
     assert rows.loan is not None
-    first = np.concatenate(([0], rows.ends[:-1]))
-    dims = np.array([spec.dim for spec in tables.specs])
     # First id, end of ids, first key, end of keys and weights of a row of each table.
-    parts = np.stack([first, rows.ends, rows.starts[:-1], rows.starts[1:], dims], axis=1)
+    parts = np.zeros((len(rows.ends), 5), np.int64)
+    parts[1:, 0], parts[:, 1], parts[:, 2], parts[:, 3] = rows.ends[:-1], rows.ends, rows.starts[:-1], rows.starts[1:]
+    parts[:, 4] = [spec.dim for spec in tables.specs]
     rule, numbers = rules[0][0], np.array([numbers for _, numbers in rules], np.float32)
     # Plain descent needs no sums, and only Adagrad and Adam take a root for each weight.
     weights = 0 if rule == 0 else int(((parts[:, 3] - parts[:, 2]) * parts[:, 4]).sum())

@@ -27,6 +27,7 @@ from memhier.recsys.embedding.optimizers import SGD, SparseOptimizer
 from memhier.recsys.embedding.records import EXTRA, TableRecord, decoded_extra, nothing_there
 from memhier.shield import shielded_init
 from memhier.store.store import Store, Transfer
+from memhier.table.keep_all import KeepAll
 from memhier.table.loans import Loan, Ticket
 from memhier.table.shortage import Shortage
 from memhier.table.sizes import TRAINING_ASIDE
@@ -302,7 +303,7 @@ class Tables:
             raise
         self.window_bytes: int = int(TRAINING_ASIDE / 2 * parse_bytes(options.dram))  # for batches known ahead
         policy = self._tier.policy
-        self.planner = policy if isinstance(policy, Belady) else None  # None once closed
+        self.planner = policy if isinstance(policy, Belady | KeepAll) else None  # None once closed
         self.capacity: int = self._tier.capacity  # rows in DRAM at most
         self.call_rows: int = self._tier.batch  # rows of one call at most
         self._store = store
@@ -391,7 +392,7 @@ class Tables:
                 "batches smaller"
             )
         with self._in_own_words():
-            rows.loan = self._tier.lend(rows.keys, ticket=ticket)
+            rows.loan = self._tier.lend(rows.keys, distinct=True, ticket=ticket)
 
     def lend_again(self, rows: StepRows) -> None:
         """Keep rows in DRAM that other steps hold already."""

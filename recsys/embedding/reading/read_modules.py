@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from memhier.recsys.embedding.module import TableModule
 from memhier.recsys.embedding.tables import StepRows
+from memhier.table.keep_all import KeepAll
 from memhier.table.loans import Ticket
 
 __all__ = ["ReadModules"]
@@ -131,9 +132,11 @@ class ReadModules:
 
     @property
     def is_known(self) -> bool:
-        """Whether every row in DRAM is known to be needed again, and there is no room for more."""
+        """Whether every row in DRAM is known to be needed again and there is no room for more, or no row ever leaves."""
         return all(
-            tables.planner is None or (tables.planner.idle == 0 and len(tables.planner) == tables.capacity)
+            tables.planner is None
+            or isinstance(tables.planner, KeepAll)
+            or (tables.planner.idle == 0 and len(tables.planner) == tables.capacity)
             for tables in self._tables
         )
 

@@ -76,10 +76,11 @@ class Belady {
       const std::size_t count = keys.size();
       const bool unannounced = window_.pending() == 0;
       // As planned ahead, which spares looking the keys up.
-      const bool in_order = !unannounced && window_.is_next_in_order(key, count);
-      if (unannounced)
+      bool in_order = !unannounced && window_.is_next_in_order(key, count);
+      if (unannounced) {
         window_.append(key, count);
-      else if (!in_order && !window_.is_next(key, count))
+        in_order = window_.last_announced() == count;  // each key once
+      } else if (!in_order && !window_.is_next(key, count))
         throw nb::value_error("keys differ from the batch that was announced for this turn");
       needed = window_.hold(pinned.data(), pinned.size());
       if (needed <= capacity_) {

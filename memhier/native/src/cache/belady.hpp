@@ -2,7 +2,7 @@
 //
 // An announced use lies on a ring in the order of announcement and points to its key's next use. A resident key waits
 // in the queue of the batch (the turn) that needs it next; the turns with waiting keys are a TurnSet, which knows the
-// farthest. Residents that no announced batch needs are in a heap by score. Counters of uses and turns run freely and
+// farthest. Residents that no announced batch needs (idle ones) are in a heap by score. Counters of uses and turns run freely and
 // wrap around at 32 bits.
 #pragma once
 
@@ -27,14 +27,13 @@ class BeladyWindow {
   static constexpr std::size_t kAhead = 16;
 
   BeladyWindow(std::size_t capacity, std::uint64_t half_life)
-      : capacity_(capacity), half_life_(half_life), table_(capacity), idle_(scores_), uses_(64), turns_(64),
-        waiting_(turns_.size()) {
+      : capacity_(capacity), half_life_(half_life), table_(capacity), uses_(64), turns_(64), waiting_(turns_.size()) {
     grow_entries(capacity);
   }
 
   std::size_t resident() const { return resident_; }
   std::size_t pending() const { return end_ - turn_; }
-  std::size_t idle() const { return idle_.entries().size(); }
+  std::size_t idle() const { return idle_; }
 
   bool contains(std::int64_t key) const {
     const std::uint32_t number = table_.find(key);
@@ -44,7 +43,7 @@ class BeladyWindow {
   std::size_t bytes() const {
     const std::size_t entry_bytes = sizeof(Entry) + sizeof(Link) + sizeof(Score);
     const std::size_t scratch = numbers_.capacity() + passed_.capacity() + 2 * evicted_.capacity();
-    return sizeof *this + table_.bytes() + entries_.capacity() * entry_bytes + idle_.bytes() + uses_.bytes() +
+    return sizeof *this + table_.bytes() + entries_.capacity() * entry_bytes + by_score_.bytes() + uses_.bytes() +
            turns_.bytes() + waiting_.bytes() + scratch * sizeof(std::uint32_t);
   }
 
@@ -80,7 +79,7 @@ class BeladyWindow {
       if (entry.uses == 0) {
         if (entry.resident) {
           stop_waiting(number, end_);
-          idle_.push(number);
+          make_idle(number);
         } else {
           table_.erase(number);
         }
@@ -189,7 +188,7 @@ class BeladyWindow {
         entry.next = uses_[use].next;
         wait(number, uses_[entry.next].turn);
       } else {
-        idle_.push(number);
+        make_idle(number);
       }
     }
     ++turn_;
@@ -197,7 +196,10 @@ class BeladyWindow {
   }
 
   void expire() {
-    std::vector<std::uint32_t> idle = idle_.entries();
+    std::vector<std::uint32_t> idle;
+    idle.reserve(idle_);
+    for (std::uint32_t number = 0; number < table_.numbers(); ++number)
+      if (is_idle(number)) idle.push_back(number);
     std::sort(idle.begin(), idle.end(), [&](auto a, auto b) { return scores_[a].last < scores_[b].last; });
     for (const std::uint32_t number : idle) evict(number);
   }
@@ -209,13 +211,15 @@ class BeladyWindow {
 
  private:
   static constexpr int kRescale = 512;
+  static constexpr std::uint32_t kMarks = 1u << 30;
 
   struct Entry {           // a key that is resident or announced
     std::uint32_t next;    // its soonest announced use, if any
     std::uint32_t latest;  // the one announced last
     std::uint32_t uses = 0;
-    std::uint32_t held = 0;  // the last step that held it
-    bool resident = false;
+    std::uint32_t held : 30 = 0;  // the last step that held it
+    std::uint32_t resident : 1 = 0;
+    std::uint32_t by_score : 1 = 0;  // whether `by_score_` has it; it may have entries that are not idle any more
   };
   struct Use {
     std::uint32_t entry;
@@ -233,7 +237,7 @@ class BeladyWindow {
     count = std::max(count, entries_.size() + entries_.size() / 2);
     links_.resize(count);
     scores_.resize(count);
-    idle_.resize(count);
+    by_score_.reserve(count);
     entries_.resize(count);  // last, as its size says that all have grown
   }
 
@@ -244,6 +248,7 @@ class BeladyWindow {
       if (number == KeyTable::none) {
         grow_entries(table_.size() + 1);  // numbers are handed out again before new ones are
         number = table_.insert(keys[i]);
+        if (entries_[number].by_score != 0) forget_absent();
         entries_[number] = {};
         scores_[number] = {};
       } else if (entries_[number].uses > 0 && uses_[entries_[number].latest].turn == end_) {
@@ -264,7 +269,7 @@ class BeladyWindow {
     if (entry.uses == 0) {
       entry.next = written_;
       if (entry.resident) {
-        idle_.remove(number);
+        --idle_;
         wait(number, end_);
       }
     } else {
@@ -284,7 +289,7 @@ class BeladyWindow {
   }
 
   std::uint32_t next_mark() {
-    if (++mark_ == 0) {  // the marks' numbers start over
+    if (++mark_ == kMarks) {  // the marks' numbers start over
       for (Entry& entry : entries_) entry.held = 0;
       mark_ = 1;
     }
@@ -302,24 +307,25 @@ class BeladyWindow {
   void rescale() {
     for (; clock_ / half_life_ - base_ >= kRescale; base_ += kRescale) {
       for (Score& score : scores_) score.uses = std::ldexp(score.uses, -kRescale);
-      idle_.rebuild();
+      by_score_.renew([&](std::uint32_t number, Score& score) {
+        score = scores_[number];
+        return true;
+      });
     }
   }
 
   void make_room(std::size_t count) {
     passed_.clear();
     evicted_.reserve(count);
-    while (count > 0 && !idle_.empty()) {
-      const std::uint32_t number = idle_.top();
+    for (std::uint32_t number; count > 0 && (number = pop_idle()) != IdleHeap::none;) {
       if (entries_[number].held == mark_) {
-        idle_.remove(number);
         passed_.push_back(number);
         continue;
       }
       evict(number);
       --count;
     }
-    for (const std::uint32_t number : passed_) idle_.push(number);
+    for (const std::uint32_t number : passed_) rank(number);
     for (std::uint32_t turn = end_; count > 0;) {
       turn = last_waited_for(turn - 1);
       for (std::uint32_t number = turns_[turn].keys.oldest; number != Chain::none && count > 0;) {
@@ -349,9 +355,42 @@ class BeladyWindow {
     if (entry.uses > 0) {
       stop_waiting(number, uses_[entry.next].turn);
     } else {
-      idle_.remove(number);
+      --idle_;
       table_.erase(number);
     }
+  }
+
+  bool is_idle(std::uint32_t number) const { return entries_[number].resident != 0 && entries_[number].uses == 0; }
+
+  void make_idle(std::uint32_t number) {
+    ++idle_;
+    if (entries_[number].by_score == 0) rank(number);
+  }
+
+  void rank(std::uint32_t number) {
+    entries_[number].by_score = 1;
+    by_score_.push(number, scores_[number]);
+  }
+
+  // Takes the idle entry with the smallest score out of `by_score_`.
+  std::uint32_t pop_idle() {
+    for (Score score;;) {
+      const std::uint32_t number = by_score_.pop(score);
+      if (number == IdleHeap::none) return number;
+      entries_[number].by_score = 0;
+      if (!is_idle(number)) continue;
+      if (!(score < scores_[number])) return number;
+      rank(number);
+    }
+  }
+
+  // Takes those entries out of `by_score_` that belong to no key, so that their numbers may serve others.
+  void forget_absent() {
+    by_score_.renew([&](std::uint32_t number, Score&) {
+      Entry& entry = entries_[number];
+      entry.by_score = entry.resident != 0 || entry.uses != 0;
+      return entry.by_score != 0;
+    });
   }
 
   void wait(std::uint32_t number, std::uint32_t turn) {
@@ -372,7 +411,7 @@ class BeladyWindow {
   std::vector<Entry> entries_;
   std::vector<Link> links_;
   std::vector<Score> scores_;
-  IdleHeap idle_;
+  IdleHeap by_score_;
   Ring<Use> uses_;
   Ring<Turn> turns_;
   TurnSet waiting_;
@@ -381,6 +420,7 @@ class BeladyWindow {
   std::vector<std::int64_t> evicted_;
   std::size_t resident_ = 0;
   std::size_t missing_ = 0;
+  std::size_t idle_ = 0;  // residents that no announced batch needs
   std::uint32_t turn_ = 0;     // the window's first batch
   std::uint32_t end_ = 0;      // the batch announced next
   std::uint32_t written_ = 0;  // uses announced so far

@@ -1,9 +1,10 @@
-// Entries by score, the smallest first, that can be taken out from anywhere: an indexed binary heap.
+// Entries by score, the smallest first. Scores only grow, so a heap may hold an old one: it is renewed once it comes to
+// the top, and a use of an entry costs nothing here.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <utility>
 #include <vector>
 
 namespace memhier {
@@ -17,64 +18,44 @@ struct Score {
 
 class IdleHeap {
  public:
-  // `scores` is indexed by entry; an entry's score does not change alone while it is in the heap.
-  explicit IdleHeap(const std::vector<Score>& scores) : scores_(scores) {}
+  static constexpr std::uint32_t none = 0xffffffff;
 
-  bool empty() const { return heap_.empty(); }
-  std::uint32_t top() const { return heap_.front(); }
-  const std::vector<std::uint32_t>& entries() const { return heap_; }
-  std::size_t bytes() const { return (heap_.capacity() + place_.capacity()) * sizeof(std::uint32_t); }
+  std::size_t bytes() const { return nodes_.capacity() * sizeof(Node); }
 
   // Room for entries below this number: a push takes no memory.
-  void resize(std::size_t entries) {
-    heap_.reserve(entries);
-    place_.resize(entries);
+  void reserve(std::size_t entries) { nodes_.reserve(entries); }
+
+  // The entry is not in the heap.
+  void push(std::uint32_t entry, const Score& score) {
+    nodes_.push_back({score, entry});
+    std::push_heap(nodes_.begin(), nodes_.end(), later);
   }
 
-  // Scores have changed, all of them together.
-  void rebuild() {
-    for (std::size_t at = heap_.size() / 2; at-- > 0;) sink(at, heap_[at]);
+  // Takes out the entry with the smallest score; none if the heap is empty. It may have grown since.
+  std::uint32_t pop(Score& score) {
+    if (nodes_.empty()) return none;
+    std::pop_heap(nodes_.begin(), nodes_.end(), later);
+    const Node node = nodes_.back();
+    nodes_.pop_back();
+    score = node.score;
+    return node.entry;
   }
 
-  void push(std::uint32_t entry) {
-    heap_.push_back(entry);
-    rise(heap_.size() - 1, entry);
-  }
-
-  void remove(std::uint32_t entry) {
-    const std::size_t hole = place_[entry];
-    const std::uint32_t moved = heap_.back();
-    heap_.pop_back();
-    if (hole == heap_.size()) return;
-    if (scores_[moved] < scores_[entry])
-      rise(hole, moved);
-    else
-      sink(hole, moved);
+  // Calls keeps(entry, score), which may renew the score, and drops the entry if it says no.
+  template <class Keeps>
+  void renew(Keeps keeps) {
+    std::erase_if(nodes_, [&](Node& node) { return !keeps(node.entry, node.score); });
+    std::make_heap(nodes_.begin(), nodes_.end(), later);
   }
 
  private:
-  void rise(std::size_t at, std::uint32_t entry) {
-    for (; at > 0 && scores_[entry] < scores_[heap_[(at - 1) / 2]]; at = (at - 1) / 2) put(at, heap_[(at - 1) / 2]);
-    put(at, entry);
-  }
+  struct Node {
+    Score score;
+    std::uint32_t entry;
+  };
+  static bool later(const Node& a, const Node& b) { return b.score < a.score; }
 
-  void sink(std::size_t at, std::uint32_t entry) {
-    for (std::size_t child; (child = 2 * at + 1) < heap_.size(); at = child) {
-      if (child + 1 < heap_.size() && scores_[heap_[child + 1]] < scores_[heap_[child]]) ++child;
-      if (!(scores_[heap_[child]] < scores_[entry])) break;
-      put(at, heap_[child]);
-    }
-    put(at, entry);
-  }
-
-  void put(std::size_t at, std::uint32_t entry) {
-    heap_[at] = entry;
-    place_[entry] = static_cast<std::uint32_t>(at);
-  }
-
-  const std::vector<Score>& scores_;
-  std::vector<std::uint32_t> heap_;
-  std::vector<std::uint32_t> place_;  // by entry
+  std::vector<Node> nodes_;
 };
 
 }  // namespace memhier
