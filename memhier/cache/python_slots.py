@@ -42,6 +42,10 @@ class _SortedIndex:
         self._slots = np.empty(capacity, np.int64)
         self._size = 0
 
+    def grow(self, capacity: int) -> None:
+        added = capacity - len(self._keys)
+        self._keys, self._slots = np.pad(self._keys, (0, added)), np.pad(self._slots, (0, added))
+
     def find(self, keys: Ints) -> Ints:
         if self._size == 0:
             return np.full(len(keys), -1, np.int64)
@@ -170,7 +174,17 @@ class SortedSlots(_Slots):
     """Any int64 keys."""
 
     def __init__(self, capacity: int) -> None:
-        super().__init__(capacity, _SortedIndex(capacity))
+        self._sorted = _SortedIndex(capacity)
+        super().__init__(capacity, self._sorted)
+
+    def grow(self, capacity: int) -> None:
+        """Make room for more keys; slots stay, and come out in the order of a map that had the room before."""
+        with self._lock:
+            before = len(self._key_of)
+            self._sorted.grow(capacity)
+            self._key_of = np.pad(self._key_of, (0, capacity - before))
+            self._free = np.concatenate((np.arange(capacity - 1, before - 1, -1, dtype=np.int32), self._free))
+            self._free_count += capacity - before
 
     @classmethod
     def bytes_for(cls, capacity: int, batch: int) -> int:

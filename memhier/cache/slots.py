@@ -109,6 +109,39 @@ class SlotMap:
         """How many more keys fit."""
         return self._capacity - len(self)
 
+    def grow(self, capacity: int) -> None:
+        """Make room for more keys, in a map made without `key_space`.
+
+        Slots stay, and those to come are the ones of a map that had the room before. While it runs, the old table of
+        hashes is held beside the new one: 16 bytes for each slot that there was.
+
+        Parameters
+        ----------
+        capacity
+            How many keys the map can hold from now on, at least as many as before.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For less room, and for a map with a key space.
+
+        Examples
+        --------
+        >>> from memhier import SlotMap
+        >>> slots = SlotMap(1)
+        >>> slots.insert([7]).tolist()
+        [0]
+        >>> slots.grow(3)
+        >>> slots.insert([9, 7, 8]).tolist()
+        [1, 0, 2]
+        """
+        capacity = check_int("capacity", capacity, self._capacity, CAPACITY_MAX, "slots")
+        if self._key_space is not None:
+            raise ValueError(f"key_space={self._key_space}: such a map does not grow; make it without one")
+        core: Any = self._core  # direct maps have no such call
+        core.grow(capacity=capacity)
+        self._capacity = capacity
+
     def find(self, keys: Any, out: Ints | None = None) -> Ints:
         """Return the slot of each key.
 

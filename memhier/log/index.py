@@ -1,4 +1,4 @@
-"""The index of a log, in DRAM of fixed size: the newest record of each key."""
+"""The index of a log, in DRAM that follows the keys in use: the newest record of each key."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -16,6 +16,9 @@ __all__ = ["Live", "LogIndex", "offset_of", "place", "slot_of"]
 Ints = NDArray[np.int64]
 _BLOCK = 2**16
 _OFFSET_BITS = 44
+_FIRST_ROOM = 1024  # keys; room grows by a quarter
+# While a map grows, its old table of hashes is held beside the new one.
+_GROWTH_BYTES = 16
 
 
 class Live(NamedTuple):
@@ -31,7 +34,7 @@ class Live(NamedTuple):
 
 
 class LogIndex:
-    """Maps keys to places, and to lengths if records differ in length. All memory is taken at once.
+    """Maps keys to places, and to lengths if records differ in length. Memory is taken as keys come.
 
     Parameters
     ----------
@@ -44,12 +47,22 @@ class LogIndex:
         bytes, and `capacity` is no limit.
     grows
         Whether a larger key doubles `key_space`.
+    expected
+        Keys to make room for at once.
     """
 
-    def __init__(self, capacity: int, length: int | None, key_space: int | None = None, grows: bool = False) -> None:
+    def __init__(
+        self, capacity: int, length: int | None, key_space: int | None = None, grows: bool = False, expected: int = 0
+    ) -> None:
         self._grows = grows and _is_direct(capacity, key_space)
-        self._slots = _slots_for(capacity, key_space)
-        self._places: Ints = np.full(self._slots.capacity, -1, np.int64)
+        self._capacity = capacity
+        self._slots: SlotMap | _EveryKey
+        if key_space is not None and _is_direct(capacity, key_space):
+            self._slots = _EveryKey(key_space)
+        else:
+            self._slots = SlotMap(min(capacity, max(expected, _FIRST_ROOM)), batch=_BLOCK)
+        # By slot, one more than the place; 0 for none: memory that was never written takes no room.
+        self._places: Ints = np.zeros(self._slots.capacity, np.int64)
         self._length = length
         self._lengths: NDArray[np.uint32] = np.zeros(self._slots.capacity if length is None else 0, np.uint32)
         # Records that are the newest of their key, and their bytes, by slot of the part table.
@@ -58,11 +71,10 @@ class LogIndex:
 
     @staticmethod
     def bytes_for(capacity: int, key_space: int | None = None) -> int:
-        """Return the DRAM for records of one length."""
-        if _is_direct(capacity, key_space):
-            assert key_space is not None
+        """Return the most DRAM for records of one length."""
+        if key_space is not None and _is_direct(capacity, key_space):
             return 8 * key_space
-        return SlotMap.bytes_for(capacity, batch=_BLOCK) + 8 * capacity
+        return _hashed_bytes(capacity)
 
     def __len__(self) -> int:
         return int(self._live.sum())
@@ -70,7 +82,7 @@ class LogIndex:
     @property
     def capacity(self) -> int:
         """Most keys at a time."""
-        return self._slots.capacity
+        return self._slots.capacity if isinstance(self._slots, _EveryKey) else self._capacity
 
     @property
     def memory_bytes(self) -> int:
@@ -82,7 +94,7 @@ class LogIndex:
         """Return the place of each key, -1 for none."""
         slots = self._slots.find(keys)
         # Slot -1 belongs to another key, so its place does not count.
-        return np.where(slots >= 0, self._places[slots], -1)
+        return np.where(slots >= 0, self._places[slots] - 1, -1)
 
     def lengths(self, keys: Ints) -> Ints:
         """Return the length of each key's record; undefined for none."""
@@ -100,13 +112,9 @@ class LogIndex:
         """
         if self._grows and len(keys) and int(keys.max()) >= self.capacity:
             self._grow(int(keys.max()) + 1)
-        try:
-            return self._slots.insert(keys)
-        except BudgetError:
-            raise BudgetError(
-                f"keys: with them there would be more than capacity={self.capacity} distinct ones ({len(self)} are "
-                "there now); delete keys first, or open the log with a larger capacity"
-            ) from None
+        if isinstance(self._slots, SlotMap) and len(keys) > self._slots.free:
+            self._make_room(self._slots, len(np.unique(keys[self._slots.find(keys) < 0])))
+        return self._slots.insert(keys)
 
     def point(self, slots: Ints, places: Ints, lengths: Ints) -> None:
         """Set the places of reserved slots; if a slot comes twice, its last place counts."""
@@ -115,12 +123,12 @@ class LogIndex:
             last = len(slots) - 1 - np.unique(slots[::-1], return_index=True)[1]
             slots, places, lengths = slots[last], places[last], lengths[last]
             self._count(slots, -1)
-            self._places[slots], self._lengths[slots] = places, lengths
+            self._places[slots], self._lengths[slots] = places + 1, lengths
             self._count(slots, 1)
             return
-        old = self._places[slots]
-        self._places[slots] = places
-        last = self._places[slots] == places
+        old = self._places[slots] - 1
+        self._places[slots] = places + 1
+        last = self._places[slots] == places + 1
         self._add(old[last & (old >= 0)], self._length, -1)
         self._add(places[last], self._length, 1)
 
@@ -129,12 +137,12 @@ class LogIndex:
         slots = self._slots.erase(keys)
         slots = slots[slots >= 0]
         self._count(slots, -1)
-        self._places[slots] = -1
+        self._places[slots] = 0
 
     def keys(self) -> Iterator[Ints]:
         """Yield all keys in blocks, in no particular order."""
-        for start in range(0, self.capacity, _BLOCK):
-            slots = np.flatnonzero(self._places[start : start + _BLOCK] >= 0) + start
+        for start in range(0, len(self._places), _BLOCK):
+            slots = np.flatnonzero(self._places[start : start + _BLOCK]) + start
             if len(slots):
                 yield self._slots.keys_of(slots)
 
@@ -149,16 +157,32 @@ class LogIndex:
     def _grow(self, key_space: int) -> None:
         """Keep a place for more possible keys."""
         added = max(key_space, 2 * self.capacity) - self.capacity
-        self._places = np.pad(self._places, (0, added), constant_values=-1)
+        self._places = np.pad(self._places, (0, added))
         if self._length is None:
             self._lengths = np.pad(self._lengths, (0, added))
         self._slots = _EveryKey(self.capacity + added)
 
+    def _make_room(self, slots: SlotMap, new: int) -> None:
+        """Grow the map by a quarter at least, if it has no room for so many new keys."""
+        if new <= slots.free:
+            return
+        needed = len(slots) + new
+        if needed > self._capacity:
+            raise BudgetError(
+                f"keys: with them there would be more than capacity={self.capacity} distinct ones ({len(self)} are "
+                "there now); delete keys first, or open the log with a larger capacity"
+            )
+        slots.grow(min(self._capacity, max(needed, slots.capacity + slots.capacity // 4)))
+        added = slots.capacity - len(self._places)
+        self._places = np.pad(self._places, (0, added))
+        if self._length is None:
+            self._lengths = np.pad(self._lengths, (0, added))
+
     def _count(self, slots: Ints, sign: int) -> None:
         """Count the records of distinct slots in (`sign` 1) or out (-1)."""
-        used = slots[self._places[slots] >= 0]
+        used = slots[self._places[slots] > 0]
         lengths: Any = self._length if self._length is not None else self._lengths[used]
-        self._add(self._places[used], lengths, sign)
+        self._add(self._places[used] - 1, lengths, sign)
 
     def _add(self, places: Ints, lengths: Any, sign: int) -> None:
         counts = np.bincount(slot_of(places), minlength=len(self._live))
@@ -213,11 +237,8 @@ class _EveryKey:
 
 
 def _is_direct(capacity: int, key_space: int | None) -> bool:
-    return key_space is not None and 8 * key_space < SlotMap.bytes_for(capacity, batch=_BLOCK) + 8 * capacity
+    return key_space is not None and 8 * key_space < _hashed_bytes(capacity)
 
 
-def _slots_for(capacity: int, key_space: int | None) -> "SlotMap | _EveryKey":
-    if _is_direct(capacity, key_space):
-        assert key_space is not None
-        return _EveryKey(key_space)
-    return SlotMap(capacity, batch=_BLOCK)
+def _hashed_bytes(capacity: int) -> int:
+    return SlotMap.bytes_for(capacity, batch=_BLOCK) + (8 + _GROWTH_BYTES) * capacity

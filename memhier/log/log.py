@@ -144,7 +144,9 @@ class Log:
         self.value_key: str = f"log/{name}"
         record = self._read_record(options.capacity)
         self._following = record.following
-        self.index: LogIndex = LogIndex(options.capacity, record.record_bytes or None, options.key_space, options.grows)
+        self.index: LogIndex = LogIndex(
+            options.capacity, record.record_bytes or None, options.key_space, options.grows, record.live
+        )
         self.table: PartTable = PartTable()
         self.parts: dict[int, Part] = {}
         self.fresh: list[OpenPart] = []

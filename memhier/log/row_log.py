@@ -72,14 +72,15 @@ class RowLog(RecordLog):
     reader
         Does the reads; stays the caller's.
     capacity
-        Most distinct keys at a time, 1 to 2**31 - 1: 36 bytes of DRAM are taken at once for each.
+        Most distinct keys at a time, 1 to 2**31 - 1. DRAM is taken as keys come: 36 to 45 bytes for each, and 16 more
+        while the index grows.
     compact_below
         While there are changes, a thread rewrites the parts of the log with a live share below this; 0 to 0.9, 0
         never. Changes wait for a megabyte of it at most. :meth:`commit` moves the bytes that are due and that
         the thread has not moved: with 0.5 one byte for each that died, with 0.9 nine, so that the log takes little more
         than its rows divided by this. Reads return the same rows. A forked child has to open a log of its own.
     key_space
-        Says that all keys are 0 to ``key_space - 1``. If 8 bytes of DRAM for each possible key are less than 36 for
+        Says that all keys are 0 to ``key_space - 1``. If 8 bytes of DRAM for each possible key are less than 52 for
         each of `capacity`, they take their place, and `capacity` is no limit.
     grows
         Whether a larger key doubles `key_space`, and with it the DRAM taken for places.

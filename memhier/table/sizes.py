@@ -21,7 +21,8 @@ from memhier.table.cache import Pins
 from memhier.table.keep_all import KeepAll
 from memhier.table.writer import WriteQueue, batch_rows
 
-__all__ = ["TRAINING_ASIDE", "Sizes", "TierNeeds", "check_policy", "log_bytes", "make_policy", "policy_bytes"]
+__all__ = ["TRAINING_ASIDE", "Sizes", "TierNeeds", "check_policy", "log_bytes", "make_policy", "policy_bytes",
+           "rows_within"]  # fmt: skip
 
 # Training leaves this share of its budget: half for batches known ahead, half for a step's working memory.
 TRAINING_ASIDE = 1 / 8
@@ -192,6 +193,16 @@ def log_bytes(rows: int, row_bytes: int, key_space: int | None = None) -> int:
     pages += page_after(rows * ENTRY.itemsize) // PAGE_BYTES
     index = LogIndex.bytes_for(rows, key_space)
     return index + _TAIL_BYTES + WRITE_BUFFERS_BYTES + pages * _CHECKSUM_BYTES + _TABLES_BYTES
+
+
+def rows_within(dram: int, row_bytes: int, key_space: int) -> int:
+    """Return the most rows whose index, with the checksums of their pages, takes no more DRAM; 1 at least."""
+    low, high, least = 1, min(key_space, CAPACITY_MAX) + 1, log_bytes(1, row_bytes, 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        fits = log_bytes(middle, row_bytes, key_space) - least <= dram
+        low, high = (middle, high) if fits else (low, middle)
+    return low
 
 
 def make_policy(policy: str | Policy, capacity: int, key_space: int | None) -> Policy:

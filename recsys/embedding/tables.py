@@ -30,7 +30,7 @@ from memhier.store.store import Store, Transfer
 from memhier.table.keep_all import KeepAll
 from memhier.table.loans import Loan, Ticket
 from memhier.table.shortage import Shortage
-from memhier.table.sizes import TRAINING_ASIDE
+from memhier.table.sizes import TRAINING_ASIDE, rows_within
 from memhier.table.table import store_bytes
 from memhier.table.tiered import KIND, Tiered
 
@@ -46,6 +46,7 @@ _NOWHERE = np.empty(0, np.int32)
 # torch may sort longer vectors with several threads, and then orders equal ids in another way.
 _TORCH_SORTS_ALONE = 32768
 _IDS_MAX = 2**31
+_ROWS_MAX = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +69,7 @@ class TableOptions:
         check_int("seed", self.seed, -(2**63), 2**64 - 1)
         for name, value in (("touched", self.touched), ("step_rows", self.step_rows)):
             if value is not None:
-                check_int(name, value, 1, 2**31 - 1, "rows")
+                check_int(name, value, 1, _ROWS_MAX, "rows")
         if self.update not in get_args(Update):
             raise ValueError(f"update={self.update!r}: expected 'backward' or 'step'")
         if self.codec != "none" and self.rule.state_width(1):
@@ -276,14 +277,15 @@ class Tables:
         self.bases: NDArray[Any] = np.cumsum([0, *(spec.rows for spec in self.specs)])
         total = int(self.bases[-1])
         self.path: str = os.fspath(options.path)
-        self.touched: int = min(total, 2**31 - 1) if options.touched is None else int(options.touched)
         self._asked = asked
         self._first_rows = first_rows or FirstRows(self.specs, optimizer, self.seed)
         self._pid = os.getpid()
         store = _open(self.path, options.resume)
         try:
             self.record: TableRecord = TableRecord.read(store, self.specs, optimizer, self.seed, options.resume)
-            self._check_touched(rows_in(store))
+            stored = rows_in(store)
+            self.touched: int = self._room(total, stored) if options.touched is None else int(options.touched)
+            self._check_touched(stored)
             self._tier = Tiered(
                 store,
                 _NAME,
@@ -334,6 +336,14 @@ class Tables:
                 "loader's workers need not look up"
             )
 
+    def _room(self, total: int, stored: int) -> int:
+        """Return the rows that the index has room for: all, if that takes half of the budget at most."""
+        dram, row_bytes = parse_bytes(self.options.dram), 4 * max(self.widths)
+        if rows_within(dram // 2, row_bytes, total) == total:
+            return total
+        room = max(rows_within(dram // 4, row_bytes, total), stored + stored // 2)
+        return min(room, total, _ROWS_MAX)
+
     def _check_touched(self, stored: int) -> None:
         if stored > self.bases[-1]:
             raise CorruptionError(f"{self.path}: {stored} rows are stored, of tables of {self.bases[-1]}")
@@ -353,6 +363,13 @@ class Tables:
             raise self._worded(error) from error
 
     def _worded(self, error: Shortage) -> BudgetError:
+        if error.of == "rows" and self.options.touched is None:
+            return BudgetError(
+                f"dram={self.options.dram}: the index of rows in use has room for {error.room} of them, of which "
+                f"{error.held} were trained, and this step has {error.needed} more; take a checkpoint and open the "
+                f"tables again with resume=True, which gives the index more room, or with touched={error.enough} or "
+                "more. The step has changed nothing"
+            )
         if error.of == "rows":
             return BudgetError(
                 f"touched={error.room}: {error.needed} rows of this step were never trained before, beside "

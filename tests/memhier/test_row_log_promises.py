@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from memhier.cache.slots import SlotMap
 from memhier.errors import BudgetError, ClosedError, CorruptionError, FormatError, LockedError
 from memhier.files import Fault, FaultyFiles, RealFiles
 from memhier.io.reader import Reader
 from memhier.log import compaction
 from memhier.log import log as log_module
+from memhier.log.index import LogIndex
 from memhier.log.row_log import RowLog
 from memhier.store.store import Store
 
@@ -189,12 +189,16 @@ def test_memory_is_counted_and_bounded(root: Path, reader: Reader) -> None:
     capacity, rows = 10_000, random_rows(1000, 1000)
     with Store.create(root, KIND) as store, RowLog(store, "t", 1000, reader, capacity) as log:
         idle = log.memory_bytes
-        assert SlotMap.bytes_for(capacity) + 8 * capacity < idle < 2**23
         for turn in range(20):
             log.append(np.arange(1000) + 400 * turn, rows)
-            assert log.memory_bytes < idle + 2 * 2**20 + 2**17, "buffers of two segments, and checksums"
+            index = LogIndex.bytes_for(1000 + 400 * turn) * 5 / 4
+            assert log.memory_bytes < idle + index + 2 * 2**20 + 2**17, "buffers of two segments, and checksums"
         log.commit()
-        assert log.memory_bytes == idle
+        grown = log.memory_bytes - idle
+        assert 36 * (8600 - 1024) < grown < 45 * (8600 - 1024) * 5 / 4
+        log.append(np.arange(1000), rows)
+        log.commit()
+        assert log.memory_bytes - idle == grown
 
 
 def test_parts_stay_few_and_writes_bounded(root: Path, reader: Reader) -> None:

@@ -98,6 +98,16 @@ class SlotMachine(RuleBasedStateMachine):
         for slots in self.maps:
             assert slots.erase(keys).tolist() == expected
 
+    @rule(more=st.integers(0, 9))
+    def grow(self, more: int) -> None:
+        if self.forms != ({},):
+            return
+        capacity = self.maps[0].capacity
+        self.model.free = [*reversed(range(capacity, capacity + more)), *self.model.free]
+        for slots in self.maps:
+            slots.grow(capacity + more)
+            assert slots.capacity == capacity + more
+
     @rule(data=st.data())
     def look_up(self, data: st.DataObject) -> None:
         keys = data.draw(st.lists(self.keys, max_size=40))
@@ -356,3 +366,18 @@ def test_threads_share_a_map(core: str, form: dict[str, int]) -> None:
         thread.join()
     assert not wrong
     assert len(slots) == 0
+
+
+def test_maps_that_cannot_grow_say_so(core: str, form: dict[str, int]) -> None:
+    slots = make_map(core, 5, **form)
+    slots.insert(range(5))
+    with pytest.raises(ValueError, match="capacity=4"):
+        slots.grow(4)
+    if form:
+        with pytest.raises(ValueError, match="key_space=300000: such a map does not grow"):
+            slots.grow(6)
+        return
+    with pytest.raises(BudgetError):
+        slots.insert([5])
+    slots.grow(50_000)
+    assert slots.insert(range(50_000)).tolist() == list(range(50_000))

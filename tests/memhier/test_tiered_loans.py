@@ -253,7 +253,7 @@ def test_keys_beyond_the_key_space_are_refused_however_they_are_mapped(make: Mak
 
 def test_a_log_of_known_keys_takes_eight_bytes_each(tmp_path: Path) -> None:
     assert LogIndex.bytes_for(1000, 1000) == 8000
-    assert LogIndex.bytes_for(10, 10**9) == SlotMap.bytes_for(10, batch=2**16) + 80
+    assert LogIndex.bytes_for(10, 10**9) == SlotMap.bytes_for(10, batch=2**16) + 24 * 10
     with Store.create(tmp_path / "s", kind="t") as store, Reader() as reader:
         rows = np.arange(500, dtype="<u4").view(np.uint8).reshape(-1, 4)
         with RowLog(store, "table", 4, reader, 500, key_space=500) as log:

@@ -104,7 +104,7 @@ def test_the_memory_of_a_log_is_known_before_it_is_opened(tmp_path: Path, row_by
 def test_checksums_of_every_page_are_planned(rows: int, row_bytes: int) -> None:
     end = lay_out(0, np.full(rows, row_bytes), rows_per_page(row_bytes))[1]
     pages = page_after(end) // 4096 + -(-rows * ENTRY.itemsize // 4096)
-    rest = log_bytes(rows, row_bytes) - LogIndex(rows, row_bytes).memory_bytes - 16 * pages
+    rest = log_bytes(rows, row_bytes) - LogIndex.bytes_for(rows) - 16 * pages
     assert 0 <= rest - (3 * 2**20 + 2**16) < 2**14
 
 

@@ -132,7 +132,7 @@ class ReadModules:
 
     @property
     def is_known(self) -> bool:
-        """Whether every row in DRAM is known to be needed again and there is no room for more, or no row ever leaves."""
+        """Whether knowing more would change nothing: all in DRAM are needed again, or no row ever leaves."""
         return all(
             tables.planner is None
             or isinstance(tables.planner, KeepAll)

@@ -114,6 +114,7 @@ void register_slotmap(nb::module_& m) {
             new (self) SlotMap<HashIndex>(capacity, make);
           },
           nb::arg("capacity"))
+      .def("grow", &SlotMap<HashIndex>::grow, nb::call_guard<nb::gil_scoped_release>(), nb::arg("capacity"))
       .def_static(
           "bytes_for",
           [](std::size_t capacity, std::size_t batch) {

@@ -70,6 +70,18 @@ class HashIndex {
     return place.slot;
   }
 
+  // The same index for more slots, whose keys will lie in `key_of`.
+  HashIndex grown(std::size_t capacity, const std::int64_t* key_of) const {
+    HashIndex larger(capacity, key_of);
+    for (std::size_t from = 0; from < length_; ++from) {
+      if (places_[from].slot < 0) continue;
+      std::size_t at = hash_home(places_[from].tag, larger.length_);
+      while (larger.places_[at].slot >= 0) at = larger.after(at);
+      larger.places_[at] = places_[from];
+    }
+    return larger;
+  }
+
   // The slot that key had, or -1.
   std::int32_t remove(Token tag, std::int64_t key) {
     std::size_t hole = locate(tag, key);
@@ -231,6 +243,24 @@ class SlotMap {
   void reserve(std::size_t batch) {
     std::lock_guard lock(mutex_);
     batch_.reserve(batch);
+  }
+
+  // Makes room for more keys; slots stay, and come out in the order of a map that had the room before. Where memory
+  // runs out nothing has changed.
+  void grow(std::size_t capacity) {
+    std::lock_guard lock(mutex_);
+    assert(capacity >= capacity_ && capacity <= std::size_t{std::numeric_limits<std::int32_t>::max()});
+    const std::size_t added = capacity - capacity_;
+    auto key_of = std::make_unique<std::int64_t[]>(capacity);
+    std::unique_ptr<std::int32_t[]> free(new std::int32_t[capacity]);
+    std::copy_n(key_of_.get(), capacity_, key_of.get());
+    for (std::size_t i = 0; i < added; ++i) free[i] = static_cast<std::int32_t>(capacity - 1 - i);
+    std::copy_n(free_.get(), free_count_, free.get() + added);
+    index_ = index_.grown(capacity, key_of.get());
+    key_of_ = std::move(key_of);
+    free_ = std::move(free);
+    free_count_ += added;
+    capacity_ = capacity;
   }
 
   void find(const std::int64_t* keys, std::size_t count, std::int64_t* slots) {
