@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         RowWiseAdam,
         ShardedEmbeddingBagCollection,
         SharedLoader,
+        TableReader,
         Uniform,
         export_npy,
         export_parquet,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
         save_trace,
         split_samples,
         to_embedding_bag,
+        vector_blocks,
     )
     from memhier.recsys.replay import CarouselBuffer
     from memhier.recsys.replay.ranks import ShardedBuffer, SharedBuffer
@@ -63,6 +65,7 @@ __all__ = [
     "ShardedEmbeddingBagCollection",
     "SharedBuffer",
     "SharedLoader",
+    "TableReader",
     "Uniform",
     "export_npy",
     "export_parquet",
@@ -80,6 +83,7 @@ __all__ = [
     "save_trace",
     "split_samples",
     "to_embedding_bag",
+    "vector_blocks",
 ]
 
 _REPLAY = {"CarouselBuffer": "replay", "ShardedBuffer": "replay.ranks", "SharedBuffer": "replay.ranks"}

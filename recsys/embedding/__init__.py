@@ -4,12 +4,12 @@ from memhier.recsys.embedding.bag import EmbeddingBag
 from memhier.recsys.embedding.collection import EmbeddingBagCollection, EmbeddingBagConfig, Pooled
 from memhier.recsys.embedding.embedding import Embedding
 from memhier.recsys.embedding.export import (
-    QuantisedTable,
     export_npy,
     export_parquet,
     export_quantised,
     export_safetensors,
     to_embedding_bag,
+    vector_blocks,
 )
 from memhier.recsys.embedding.initial import Normal, Uniform, initial_weights
 from memhier.recsys.embedding.optimizers import SGD, Adagrad, Adam, RowWiseAdagrad, RowWiseAdam
@@ -25,6 +25,8 @@ from memhier.recsys.embedding.reading.readers import (
     read_movielens,
 )
 from memhier.recsys.embedding.reading.shared_loader import SharedLoader, split_samples
+from memhier.recsys.embedding.serving.quantised_table import QuantisedTable
+from memhier.recsys.embedding.serving.table_reader import TableReader
 from memhier.recsys.embedding.sharding.sharded import ShardedEmbeddingBagCollection
 
 __all__ = [
@@ -44,6 +46,7 @@ __all__ = [
     "RowWiseAdam",
     "ShardedEmbeddingBagCollection",
     "SharedLoader",
+    "TableReader",
     "Uniform",
     "export_npy",
     "export_parquet",
@@ -61,4 +64,5 @@ __all__ = [
     "save_trace",
     "split_samples",
     "to_embedding_bag",
+    "vector_blocks",
 ]

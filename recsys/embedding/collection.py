@@ -1,7 +1,7 @@
 """EmbeddingBagCollection: many tables behind one plan, with the configurations and features of TorchRec."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -240,6 +240,11 @@ class FeatureParser:
             bags.single = isinstance(features, Tensor)
             found.append(bags)
         return found
+
+    def pooled(self, features: Any, pool: Callable[[Bags], Tensor]) -> Pooled:
+        """Pool each table alone by a function, which returns float32 [bags, dim], feature after feature."""
+        columns = [part for bags in self.bags_of(features) for part in pool(bags).chunk(bags.features)]
+        return Pooled(self.features, self.widths, torch.cat(columns, dim=1))
 
 
 Part = tuple[Tensor, Tensor, Tensor | None]
