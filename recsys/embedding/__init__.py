@@ -3,6 +3,7 @@
 from memhier.recsys.embedding.bag import EmbeddingBag
 from memhier.recsys.embedding.collection import EmbeddingBagCollection, EmbeddingBagConfig, Pooled
 from memhier.recsys.embedding.embedding import Embedding
+from memhier.recsys.embedding.embedding_collection import EmbeddingCollection, EmbeddingConfig
 from memhier.recsys.embedding.export import (
     export_npy,
     export_parquet,
@@ -25,6 +26,7 @@ from memhier.recsys.embedding.reading.readers import (
     read_movielens,
 )
 from memhier.recsys.embedding.reading.shared_loader import SharedLoader, split_samples
+from memhier.recsys.embedding.sequences import Jagged
 from memhier.recsys.embedding.serving.quantised_table import QuantisedTable
 from memhier.recsys.embedding.serving.table_reader import TableReader
 from memhier.recsys.embedding.sharding.sharded import ShardedEmbeddingBagCollection
@@ -38,6 +40,9 @@ __all__ = [
     "EmbeddingBag",
     "EmbeddingBagCollection",
     "EmbeddingBagConfig",
+    "EmbeddingCollection",
+    "EmbeddingConfig",
+    "Jagged",
     "Lookahead",
     "Normal",
     "Pooled",

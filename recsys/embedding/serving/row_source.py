@@ -59,15 +59,20 @@ class RowSource(Closing):
         CorruptionError
             When a page does not match its checksum.
         """
-        spec, wanted = self.specs[table], as_ints("ids", ids)
-        check_ids(spec, wanted.reshape(-1), "ids")
-        flat, read = wanted.reshape(-1), self.opened()
+        wanted = as_ints("ids", ids)
+        found = self.found(self.opened(), table, wanted.reshape(-1))
+        return found.view(*wanted.shape, self.specs[table].dim)
+
+    def found(self, read: DistinctRows, table: int, flat: Ints) -> Tensor:
+        """Return the row of each id, float32 [n, dim], by a function of :meth:`opened`."""
+        spec = self.specs[table]
+        check_ids(spec, flat, "ids")
         found = np.empty((len(flat), spec.dim), np.float32)
         for start in range(0, len(flat), self.call_rows):
             part = slice(start, start + self.call_rows)
             distinct, inverse = np.unique(flat[part], return_inverse=True)
             np.take(read(table, distinct), inverse.reshape(-1), axis=0, out=found[part], mode="clip")
-        return torch.from_numpy(found.reshape(*wanted.shape, spec.dim))
+        return torch.from_numpy(found)
 
     def bags(
         self,

@@ -8,13 +8,15 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor, split
 
 from memhier.arguments import as_ints, check_int
 from memhier.budget import format_bytes, parse_bytes
 from memhier.errors import BudgetError, ClosedError, FormatError
 from memhier.io.reader import Reader
 from memhier.log.committed_rows import REPLAY_BYTES
-from memhier.recsys.embedding.collection import FeatureParser, Pooled
+from memhier.recsys.embedding.collection import FeatureParser
+from memhier.recsys.embedding.embedding_collection import lengths_of, sequences_by_name
 from memhier.recsys.embedding.initial import TableSpec
 from memhier.recsys.embedding.records import EXTRA, decoded_extra
 from memhier.recsys.embedding.serving.call_rows import CALL_ID_BYTES, call_rows_of, reader_bytes
@@ -215,9 +217,26 @@ class TableReader(RowSource):
         parser = FeatureParser(tables)
         numbers = [self._number(spec) for spec in parser.specs]
 
-        def look_up(features: Any) -> Pooled:
+        def look_up(features: Any) -> Any:
             read = self.opened()
             return parser.pooled(features, lambda bags: self.pooled(read, numbers[bags.table], bags))
+
+        return Served(look_up)
+
+    def embedding_collection(self, tables: Sequence[Any]) -> Served:
+        """Return a module in place of :class:`EmbeddingCollection`; see :meth:`embedding_bag_collection`."""
+        parser = FeatureParser(tables, pooled=False)
+        numbers = [self._number(spec) for spec in parser.specs]
+
+        def look_up(features: Any) -> dict[str, Any]:
+            read, bags = self.opened(), parser.bags_of(features)
+            lengths = lengths_of(bags)
+            counts = iter([int(length.sum()) for length in lengths])
+            values: list[Tensor] = []
+            for bag in bags:
+                found = self.found(read, numbers[bag.table], bag.indices.numpy())
+                values += split(found, [next(counts) for _ in range(bag.features)])
+            return sequences_by_name(features, parser.features, values, lengths)
 
         return Served(look_up)
 
