@@ -14,6 +14,9 @@ if TYPE_CHECKING:
         EmbeddingBag,
         EmbeddingBagCollection,
         EmbeddingBagConfig,
+        EmbeddingCollection,
+        EmbeddingConfig,
+        Jagged,
         Lookahead,
         Normal,
         Pooled,
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
         RowWiseAdam,
         ShardedEmbeddingBagCollection,
         SharedLoader,
+        TableReader,
         Uniform,
         export_npy,
         export_parquet,
@@ -39,6 +43,7 @@ if TYPE_CHECKING:
         save_trace,
         split_samples,
         to_embedding_bag,
+        vector_blocks,
     )
     from memhier.recsys.replay import CarouselBuffer
     from memhier.recsys.replay.ranks import ShardedBuffer, SharedBuffer
@@ -53,6 +58,9 @@ __all__ = [
     "EmbeddingBag",
     "EmbeddingBagCollection",
     "EmbeddingBagConfig",
+    "EmbeddingCollection",
+    "EmbeddingConfig",
+    "Jagged",
     "Lookahead",
     "Normal",
     "Pooled",
@@ -63,6 +71,7 @@ __all__ = [
     "ShardedEmbeddingBagCollection",
     "SharedBuffer",
     "SharedLoader",
+    "TableReader",
     "Uniform",
     "export_npy",
     "export_parquet",
@@ -80,6 +89,7 @@ __all__ = [
     "save_trace",
     "split_samples",
     "to_embedding_bag",
+    "vector_blocks",
 ]
 
 _REPLAY = {"CarouselBuffer": "replay", "ShardedBuffer": "replay.ranks", "SharedBuffer": "replay.ranks"}

@@ -421,6 +421,14 @@ def use_bag(place: Path, rule: str = "SGD") -> None:
         bag.checkpoint()
 
 
+def read_bag(place: Path) -> None:
+    from memhier import recsys
+
+    with contextlib.closing(recsys.TableReader(place, dram="32MiB")) as reader:
+        reader.rows(np.arange(200))
+        reader.extra  # noqa: B018
+
+
 def make_decoder(place: Path) -> str:
     from memhier.ann import LogitIndex
 
@@ -452,6 +460,7 @@ KINDS: dict[str, tuple[Callable[[Path], str], Callable[[Path], None]]] = {
     "bag": (make_bag, use_bag),
     "bag-of-adagrad": (lambda place: make_bag(place, "Adagrad"), lambda place: use_bag(place, "Adagrad")),
     "bag-of-adam": (lambda place: make_bag(place, "Adam"), lambda place: use_bag(place, "Adam")),
+    "bag-to-read": (make_bag, read_bag),
     "decoder": (make_decoder, use_decoder),
 }
 

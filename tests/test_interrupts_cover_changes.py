@@ -19,6 +19,7 @@ MODULES: tuple[Any, ...] = (
     memhier, memhier.ann, memhier.ann.decoder, memhier.recsys, memhier.recsys.replay, memhier.store.store,
 )  # fmt: skip
 TABLES = "forward gradient_norm initial_weights optimizer_state stats weights"
+READER = "bags embedding embedding_bag found opened pooled rows stats"
 
 READS = {
     "LogitIndex": "choose distribution draws_pay envelope is_stale log_prob logits logits_of partition save scan_pays "
@@ -41,7 +42,10 @@ READS = {
     "Embedding": f"{TABLES} extra_repr push",
     "EmbeddingBag": f"{TABLES} extra_repr push",
     "EmbeddingBagCollection": f"{TABLES} extra_repr push",
+    "EmbeddingCollection": f"{TABLES} extra_repr push",
     "ShardedEmbeddingBagCollection": f"{TABLES} push",
+    "TableReader": f"{READER} embedding_bag_collection embedding_collection trained",
+    "QuantisedTable": READER,
     "Lookahead": "state_dict stats",
     "Tiered": "push",
 }

@@ -115,7 +115,8 @@ def main() -> None:
             export_quantised(tables, folder / "users.safetensors", table=0, dtype="int8")
 
         vectors = np.load(folder / "items.npy", mmap_mode="r")
-        queries = QuantisedTable(folder / "users.safetensors").rows(held_out[:, 0]).numpy()
+        with QuantisedTable(folder / "users.safetensors", dram="8MiB") as served:
+            queries = served.rows(held_out[:, 0]).numpy()
         with ZoomIndex.build(folder / "items.index", vectors, metric="ip", dram="4MiB", seed=args.seed) as index:
             found = index.search(queries, args.k, recall=0.95)
             exact = np.argsort(-(queries @ vectors.T), axis=1, kind="stable")[:, : args.k]

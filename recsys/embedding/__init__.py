@@ -3,13 +3,14 @@
 from memhier.recsys.embedding.bag import EmbeddingBag
 from memhier.recsys.embedding.collection import EmbeddingBagCollection, EmbeddingBagConfig, Pooled
 from memhier.recsys.embedding.embedding import Embedding
+from memhier.recsys.embedding.embedding_collection import EmbeddingCollection, EmbeddingConfig
 from memhier.recsys.embedding.export import (
-    QuantisedTable,
     export_npy,
     export_parquet,
     export_quantised,
     export_safetensors,
     to_embedding_bag,
+    vector_blocks,
 )
 from memhier.recsys.embedding.initial import Normal, Uniform, initial_weights
 from memhier.recsys.embedding.optimizers import SGD, Adagrad, Adam, RowWiseAdagrad, RowWiseAdam
@@ -25,6 +26,9 @@ from memhier.recsys.embedding.reading.readers import (
     read_movielens,
 )
 from memhier.recsys.embedding.reading.shared_loader import SharedLoader, split_samples
+from memhier.recsys.embedding.sequences import Jagged
+from memhier.recsys.embedding.serving.quantised_table import QuantisedTable
+from memhier.recsys.embedding.serving.table_reader import TableReader
 from memhier.recsys.embedding.sharding.sharded import ShardedEmbeddingBagCollection
 
 __all__ = [
@@ -36,6 +40,9 @@ __all__ = [
     "EmbeddingBag",
     "EmbeddingBagCollection",
     "EmbeddingBagConfig",
+    "EmbeddingCollection",
+    "EmbeddingConfig",
+    "Jagged",
     "Lookahead",
     "Normal",
     "Pooled",
@@ -44,6 +51,7 @@ __all__ = [
     "RowWiseAdam",
     "ShardedEmbeddingBagCollection",
     "SharedLoader",
+    "TableReader",
     "Uniform",
     "export_npy",
     "export_parquet",
@@ -61,4 +69,5 @@ __all__ = [
     "save_trace",
     "split_samples",
     "to_embedding_bag",
+    "vector_blocks",
 ]

@@ -1,7 +1,7 @@
 """EmbeddingBagCollection: many tables behind one plan, with the configurations and features of TorchRec."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -20,6 +20,12 @@ from memhier.recsys.embedding.optimizers import SparseOptimizer
 from memhier.recsys.embedding.pooling import MODES, Bags
 from memhier.recsys.embedding.tables import Ints, TableOptions, Tables, Update, check_ids
 from memhier.recsys.embedding.torch_internals import not_compiled
+from memhier.recsys.embedding.torchrec_types import (
+    check_keyed_jagged,
+    initial_of_torchrec,
+    is_of_torchrec,
+    keyed_tensor,
+)
 
 __all__ = ["EmbeddingBagCollection", "EmbeddingBagConfig", "FeatureParser", "Pooled"]
 
@@ -112,6 +118,9 @@ class EmbeddingBagCollection(TableModule):
     ----------
     tables
         :class:`EmbeddingBagConfig`, or TorchRec's.
+    is_weighted
+        As in TorchRec: True asks for weights of the ids in a batch, False leaves them out. None takes them where a
+        batch has them.
     optimizer, dram, path, seed, resume, update, policy, codec, touched, step_rows
         As in :class:`EmbeddingBag`, for all tables together.
 
@@ -120,7 +129,8 @@ class EmbeddingBagCollection(TableModule):
     BudgetError, FileExistsError, FormatError
         As in :class:`EmbeddingBag`.
     ValueError
-        For two tables or two features of one name.
+        For two tables or two features of one name; for a configuration of TorchRec's that asks for other rows than
+        float32, or other first values than uniform ones.
 
     Examples
     --------
@@ -138,6 +148,7 @@ class EmbeddingBagCollection(TableModule):
         self,
         tables: Sequence[Any],
         *,
+        is_weighted: bool | None = None,
         optimizer: SparseOptimizer | None = None,
         dram: int | str,
         path: str | os.PathLike[str],
@@ -149,7 +160,7 @@ class EmbeddingBagCollection(TableModule):
         touched: int | None = None,
         step_rows: int | None = None,
     ) -> None:
-        parser = FeatureParser(tables)
+        parser = FeatureParser(tables, is_weighted=is_weighted)
         options = TableOptions(
             optimizer=optimizer, dram=dram, path=path, seed=seed, resume=resume, update=update,
             policy=policy, codec=codec, touched=touched, step_rows=step_rows,
@@ -158,8 +169,8 @@ class EmbeddingBagCollection(TableModule):
         self._parser = parser
 
     @not_compiled
-    def forward(self, features: Any) -> Pooled:
-        """Return pooled rows of every feature.
+    def forward(self, features: Any) -> Any:
+        """Return pooled rows of every feature, as :class:`Pooled`; as TorchRec's KeyedTensor for a batch of TorchRec's.
 
         Parameters
         ----------
@@ -175,7 +186,7 @@ class EmbeddingBagCollection(TableModule):
             When the distinct rows of this step do not fit; the message says how much would be enough.
         """
         bags = self._parser.bags_of(features)
-        return Pooled(self._parser.features, self._parser.widths, self._pooled(bags))
+        return self._parser.result(features, self._pooled(bags))
 
     def _weight_names(self) -> list[str]:
         # As TorchRec's.
@@ -186,8 +197,19 @@ class EmbeddingBagCollection(TableModule):
         return f"{len(self._parser.configs)} tables, {self.tables.bases[-1]} rows, path={self.tables.path!r}"
 
 
+Part = tuple[Tensor, Tensor, Tensor | None]
+"""Ids int64 [n], the beginnings of bags, and weights."""
+
+
 class FeatureParser:
     """Turns features into the bags of each table.
+
+    Parameters
+    ----------
+    pooled
+        Whether tables say how their bags are pooled.
+    is_weighted
+        Whether weights of ids are asked for, True, or left out, False; None takes them where they are.
 
     Attributes
     ----------
@@ -202,10 +224,11 @@ class FeatureParser:
         For two tables or two features of one name, and for more rows than there are keys.
     """
 
-    def __init__(self, tables: Sequence[Any]) -> None:
+    def __init__(self, tables: Sequence[Any], *, pooled: bool = True, is_weighted: bool | None = None) -> None:
         if not tables:
             raise ValueError("tables: expected at least one")
-        self.configs: list[EmbeddingBagConfig] = [_as_config(table) for table in tables]
+        self._is_weighted = is_weighted if pooled else False
+        self.configs: list[EmbeddingBagConfig] = [_as_config(table, pooled) for table in tables]
         self.features: list[str] = [name for config in self.configs for name in config.feature_names]
         for kind, given in (("table", [config.name for config in self.configs]), ("feature", self.features)):
             twice = sorted({name for name in given if given.count(name) > 1})
@@ -230,7 +253,7 @@ class FeatureParser:
 
     def bags_of(self, features: Any) -> list[Bags]:
         """Return the bags of each table, with ids in place of indices."""
-        parts = _parts(features, self.features)
+        parts = self._weighted(_parts(features, self.features))
         found, at = [], 0
         for number, config in enumerate(self.configs):
             mine = parts[at : at + len(config.feature_names)]
@@ -241,9 +264,25 @@ class FeatureParser:
             found.append(bags)
         return found
 
+    def _weighted(self, parts: list[Part]) -> list[Part]:
+        if self._is_weighted is None:
+            return parts
+        if not self._is_weighted:
+            return [(ids, offsets, None) for ids, offsets, _ in parts]
+        missing = [name for name, part in zip(self.features, parts, strict=True) if part[2] is None]
+        if missing:
+            raise ValueError(f"features: no weights of {missing[0]!r}, as is_weighted=True asks for")
+        return parts
 
-Part = tuple[Tensor, Tensor, Tensor | None]
-"""Ids int64 [n], the beginnings of bags, and weights."""
+    def result(self, features: Any, values: Tensor) -> Any:
+        """Return pooled rows as `Pooled`, or as TorchRec's KeyedTensor if the batch is TorchRec's."""
+        make = keyed_tensor if is_of_torchrec(features) else Pooled
+        return make(self.features, self.widths, values)
+
+    def pooled(self, features: Any, pool: Callable[[Bags], Tensor]) -> Any:
+        """Pool each table alone by a function, which returns float32 [bags, dim], feature after feature."""
+        columns = [part for bags in self.bags_of(features) for part in pool(bags).chunk(bags.features)]
+        return self.result(features, torch.cat(columns, dim=1))
 
 
 def _parts(features: Any, names: Sequence[str]) -> list[Part]:
@@ -279,6 +318,7 @@ def _of_matrix(ids: Tensor, count: int) -> list[Part]:
 
 
 def _of_jagged(features: Any, names: Sequence[str]) -> list[Part]:
+    check_keyed_jagged(features)
     there = list(features.keys())
     missing = [name for name in names if name not in there]
     if missing:
@@ -304,17 +344,20 @@ def _joined(parts: Sequence[Part]) -> Part:
     return torch.cat([ids for ids, _, _ in parts]), offsets, weights
 
 
-def _as_config(table: Any) -> EmbeddingBagConfig:
-    pooling = getattr(table.pooling, "value", table.pooling).lower()
+def _as_config(table: Any, pooled: bool) -> EmbeddingBagConfig:
+    if pooled != hasattr(table, "pooling"):
+        kind = "an EmbeddingBagConfig" if pooled else "an EmbeddingConfig, without pooling"
+        raise TypeError(f"tables: expected {kind}, got {table!r}")
+    pooling: Any = getattr(table.pooling, "value", table.pooling).lower() if pooled else "sum"
     if pooling not in ("sum", "mean"):
         raise ValueError(f"pooling={table.pooling!r}: expected 'sum' or 'mean'")
     rows = check_int("num_embeddings", table.num_embeddings, 1, ROWS_MAX)
     dim = check_int("embedding_dim", table.embedding_dim, 1, 2**20)
-    initial = getattr(table, "initial", None)
+    initial = getattr(table, "initial", None) or initial_of_torchrec(table)
     if not table.name or not isinstance(table.name, str):
         raise ValueError(f"name={table.name!r}: expected text")
     return EmbeddingBagConfig(
         name=table.name, num_embeddings=rows, embedding_dim=dim,
         feature_names=tuple(table.feature_names) or (table.name,), pooling=pooling,
-        initial=Uniform() if initial is None else initial,
+        initial=initial,
     )  # fmt: skip

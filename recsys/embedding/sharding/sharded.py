@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from memhier.arguments import as_ints
-from memhier.recsys.embedding.collection import FeatureParser, Pooled
+from memhier.recsys.embedding.collection import FeatureParser
 from memhier.recsys.embedding.initial import TableSpec
 from memhier.recsys.embedding.look_ups import LookUp
 from memhier.recsys.embedding.module import TableModule
@@ -116,7 +116,7 @@ class ShardedEmbeddingBagCollection(TableModule):
         super().__init__(ShardLookUps(shard, parser, groups, average))
 
     @not_compiled
-    def forward(self, features: Any) -> Pooled:
+    def forward(self, features: Any) -> Any:
         """Return pooled rows of every feature of this rank's batch; see :class:`EmbeddingBagCollection`.
 
         Raises
@@ -137,7 +137,7 @@ class ShardedEmbeddingBagCollection(TableModule):
         output: Tensor = _Look.apply(self._anchor, look_ups, step, *samples)  # type: ignore[no-untyped-call]
         if not trains:
             rows.release()
-        return Pooled(self._parser.features, self._parser.widths, output)
+        return self._parser.result(features, output)
 
     @property
     def specs(self) -> tuple[TableSpec, ...]:

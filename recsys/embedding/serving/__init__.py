@@ -1,0 +1,1 @@
+"""Trained tables, read by processes that do not train them."""

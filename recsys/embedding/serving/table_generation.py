@@ -1,0 +1,177 @@
+"""Tables as one checkpoint has them."""
+
+import ast
+import re
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memhier.codecs import Codec, get_codec
+from memhier.errors import CorruptionError, FormatError
+from memhier.fields import decode_json, described, integer, one_of, optional, real, record, sequence, text
+from memhier.io.reader import Reader
+from memhier.log.committed_rows import CommittedRows
+from memhier.log.parts import LogRecord
+from memhier.recsys.embedding.initial import Initial, Normal, TableSpec, Uniform
+from memhier.recsys.embedding.records import KEY
+from memhier.recsys.embedding.serving.row_cache import RowCache
+from memhier.recsys.embedding.tables import Floats, Ints
+from memhier.store.store import Store
+
+__all__ = ["TableDescription", "TableGeneration"]
+
+_NAME = "embedding"
+_PART = re.compile(r": part \d+ of \d+ of \d+ rows$")
+_NUMBER = optional(real())
+_INITIAL = record(
+    {"kind": one_of("Uniform", "Normal")}, {"low": _NUMBER, "high": _NUMBER, "mean": real(), "std": real(0)}
+)
+_TABLE = record({"name": text(), "rows": integer(1, 2**62), "dim": integer(1, 2**20), "initial": _INITIAL})
+_KNOWN = {"tables", "seed", "optimizer", "state", "first_state"}
+
+
+def _anything(value: Any) -> None:
+    """Accept any value."""
+
+
+_CHECK = record({"made": record({
+    "tables": sequence(_TABLE, 1), "seed": integer(-(2**63), 2**64), "state": sequence(integer(0, 2**24), 1),
+})})  # fmt: skip
+
+
+class TableDescription:
+    """The tables in a store, as their trainer described them.
+
+    Attributes
+    ----------
+    specs, seed
+        Of the tables.
+    bases
+        int64 [tables + 1]: the first key of each table, and the end of the last.
+    width, codec
+        Of a row on SSD, with the optimizer's state.
+    """
+
+    def __init__(self, store: Store) -> None:
+        raw = store.get(KEY)
+        if raw is None:
+            raise FormatError(f"{store.path}: a tier without tables; expected the folder of an EmbeddingBag or others")
+        self.made: dict[str, Any] = decode_json(raw, f"{store.path}: value {KEY!r}", _CHECK)["made"]
+        unknown = sorted({*self.made} - _KNOWN)
+        if unknown:
+            raise FormatError(f"{store.path}: tables with {unknown[0]!r}, which TableReader does not serve")
+        self.seed: int = self.made["seed"]
+        with described(f"{store.path}: value {KEY!r}"):
+            self.specs = tuple(_spec(table) for table in self.made["tables"])
+        if len(self.made["state"]) != len(self.specs):
+            raise CorruptionError(f"{store.path}: value {KEY!r} has the state of other tables")
+        divided = [spec.name for spec in self.specs if _PART.search(spec.name)]
+        if divided:
+            raise FormatError(f"{store.path}: holds {divided[0]!r}; expected whole tables: export those of ranks")
+        self.bases: Ints = np.cumsum([0, *(spec.rows for spec in self.specs)])
+        self.width: int = max(spec.dim + state for spec, state in zip(self.specs, self.made["state"], strict=True))
+        self.dim: int = max(spec.dim for spec in self.specs)
+        self.codec: Codec = get_codec(_codec_name(store, self.width))
+        self.row_bytes: int = self.codec.encoded_bytes(np.float32, self.width)
+
+
+class TableGeneration:
+    """The rows of a checkpoint, for any number of threads.
+
+    Parameters
+    ----------
+    store
+        Open for reading.
+    reader
+        Does the reads.
+
+    Attributes
+    ----------
+    committed
+        The rows on SSD.
+    """
+
+    def __init__(self, store: Store, about: TableDescription, reader: Reader) -> None:
+        self.store = store
+        self.about = about
+        self.committed = CommittedRows(store, _NAME, about.row_bytes, reader, int(about.bases[-1]))
+
+    @staticmethod
+    def room_for(store: Store, about: TableDescription) -> int:
+        """Return the DRAM to set aside for a generation, which grows by doubling, so that few refreshes change it."""
+        value = store.get(f"log/{_NAME}")
+        log = None if value is None else LogRecord.decode(value)
+        total = int(about.bases[-1])
+        live = 0 if log is None else min(log.live, total)
+        index = CommittedRows.bytes_for(live, total)
+        # Once every row was trained there are no more.
+        most = CommittedRows.bytes_for(min(total, 2**31 - 1), total)
+        return min(_doubled(index), most) + _doubled(store.memory_bytes)
+
+    @property
+    def memory_bytes(self) -> int:
+        """DRAM held, in bytes."""
+        return self.committed.memory_bytes + self.store.memory_bytes
+
+    @property
+    def trained_rows(self) -> int:
+        """Rows that were trained."""
+        return len(self.committed)
+
+    def follows(self, before: "TableGeneration") -> bool:
+        """Whether this is a later checkpoint of the same tables, or the same one."""
+        return self.about.made == before.about.made and self.committed.follows(before.committed)
+
+    def trained(self, table: int, ids: Ints) -> NDArray[np.bool_]:
+        """Return which rows of a table were trained."""
+        found: NDArray[np.bool_] = self.committed.places(ids + self.about.bases[table]) >= 0
+        return found
+
+    def rows(self, cache: RowCache, table: int, ids: Ints) -> Floats:
+        """Return rows of a table by distinct ids, float32 [n, dim]."""
+        spec = self.about.specs[table]
+        places = self.committed.places(ids + self.about.bases[table])
+        trained = places >= 0
+        if trained.all():
+            return np.ascontiguousarray(self._trained(places, cache)[:, : spec.dim])
+        found = np.empty((len(ids), spec.dim), np.float32)
+        found[trained] = self._trained(places[trained], cache)[:, : spec.dim]
+        found[~trained] = spec.initial.weights(self.about.seed, table, ids[~trained], spec.dim, spec.rows)
+        return found
+
+    def _trained(self, places: Ints, cache: RowCache) -> Floats:
+        about = self.about
+
+        def read(missing: Ints) -> Floats:
+            rows: Floats = about.codec.decode(self.committed.read(places[missing]))
+            return rows[:, : about.dim]
+
+        return cache.rows(self.committed.numbers(places), read)
+
+
+def _doubled(size: int) -> int:
+    """Return the next power of two."""
+    return 1 << max(12, (size - 1).bit_length())
+
+
+def _spec(table: dict[str, Any]) -> TableSpec:
+    options = {name: value for name, value in table["initial"].items() if name != "kind"}
+    initial: Initial = Uniform(**options) if table["initial"]["kind"] == "Uniform" else Normal(**options)
+    return TableSpec(table["name"], table["rows"], table["dim"], initial)
+
+
+def _codec_name(store: Store, width: int) -> str:
+    """Return the codec that the store's rows have."""
+    found = store.get(f"tiered/{_NAME}")
+    if found is None:
+        return "none"
+    try:
+        fields = ast.literal_eval(found[:1000].decode())
+        codec = fields["codec"]
+        if (fields["dtype"], fields["shape"]) == ("<f4", (width,)) and isinstance(codec, str):
+            get_codec(codec)
+            return codec
+    except (ValueError, SyntaxError, TypeError, KeyError, RecursionError, MemoryError):
+        pass
+    raise CorruptionError(f"{store.path}: value 'tiered/{_NAME}' describes no rows of {width} float32: {found[:200]!r}")
