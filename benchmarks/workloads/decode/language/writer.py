@@ -45,7 +45,7 @@ class Shape:
     width: int = 512
     layers: int = 4
     heads: int = 8
-    steps: int = 1_000
+    steps: int = 400
     rate: float = 1e-3
     seed: int = 0
 
