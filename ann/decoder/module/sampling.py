@@ -184,6 +184,7 @@ class Sampler:
             words = np.concatenate([words, known.words], 1)
             scores = np.concatenate([scores, known.logits / self._rule.temperature], 1)
             scores[words < 0] = -np.inf
+        bounds: Doubles
         bounds, cut, log_sum = inverse * found.bounds, inverse * found.cut, found.log_sum
         if layer.rounding:
             slack = layer.rounding * np.abs(np.where(np.isfinite(cut), cut, 0.0))

@@ -17,6 +17,7 @@ from typing import Any
 import click
 import numpy as np
 import torch
+from rich.table import Table
 from torch import Tensor, nn
 
 from memhier.ann.huggingface import accelerate
@@ -94,6 +95,10 @@ def written(model: Any, clock: BodyClock, call: Call, prompt: Tensor, words: int
     return found, time.thread_time() - started, clock.seconds - before
 
 
+def _parts(rows: Tensor, size: int) -> list[Tensor]:
+    return [rows[start : start + size] for start in range(0, len(rows), size)]
+
+
 def rows_of(plain: Any, fast: Any, call: Call, prompts: Tensor, words: int) -> list[Row]:
     """Let both models write from all prompts, by turns; return a row of each."""
     clocks = {name: BodyClock(model.transformer) for name, model in (("full", plain), ("accelerated", fast))}
@@ -101,7 +106,7 @@ def rows_of(plain: Any, fast: Any, call: Call, prompts: Tensor, words: int) -> l
     taken: dict[str, list[tuple[float, float]]] = {name: [] for name in models}
     same: list[bool] = []
     before = fast.get_output_embeddings().stats()
-    for number, prompt in enumerate((prompts[: call.texts], *prompts.split(call.texts))):  # the first one warms up
+    for number, prompt in enumerate((prompts[: call.texts], *_parts(prompts, call.texts))):  # the first one warms up
         texts = []
         for name, model in models.items():
             found, whole, body = written(model, clocks[name], call, prompt, words if number else 4)
@@ -118,7 +123,7 @@ def rows_of(plain: Any, fast: Any, call: Call, prompts: Tensor, words: int) -> l
         - sum(before["full_layer"].values())
         - before["completed"]
     )
-    rows = []
+    rows: list[Row] = []
     for name, each in taken.items():
         whole, body = (float(np.median(part)) for part in zip(*each, strict=True))
         rows.append({
@@ -157,7 +162,7 @@ def alone(plain: Any, fast: Any, prompts: Tensor, rounds: int) -> list[Row]:
 
 def models_of(writer: Writer, kind: str, idle: int, learned: Tensor, precision: float) -> tuple[Any, Any, float]:
     """Return the model as it is, an accelerated copy, and seconds of the decoder's build."""
-    plain, fast = (with_idle_layers(writer, idle).to(_TYPES[kind]) for _ in range(2))
+    plain, fast = (nn.Module.to(with_idle_layers(writer, idle), _TYPES[kind]) for _ in range(2))
     started = time.process_time()
     accelerate(fast, input_ids=learned, precision=precision, certify=True)
     return plain, fast, time.process_time() - started
@@ -212,7 +217,7 @@ def main(
             heads, [Measure("times", "speed-up, cold", "times", "more", clock=True)], _ALONE + ", {way}: {title}"
         ),
     ]
-    shown = [
+    shown: list[Table | str] = [
         told, rows_table("end to end: ms of a word", rows), rows_table(f"{_ALONE}, one state: cold and warm", heads),
     ]  # fmt: skip
     return Outcome(Record(figures, [], scale=f"{title}, one thread of a CPU"), shown, {"rows": rows, "alone": heads})

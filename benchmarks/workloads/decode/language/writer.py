@@ -42,10 +42,10 @@ class Shape:
     """
 
     words: int = 50_000
-    width: int = 512
+    width: int = 256
     layers: int = 4
-    heads: int = 8
-    steps: int = 400
+    heads: int = 4
+    steps: int = 300
     rate: float = 1e-3
     seed: int = 0
 
@@ -87,7 +87,8 @@ def train_writer(text: Text, shape: Shape, work: Path) -> Writer:
                     "seconds": seconds}, part)  # fmt: skip
         part.replace(file)
     last = losses[-_KEPT:]
-    return Writer(model.eval(), vocabulary, sum(last) / len(last), seconds)
+    model.train(False)
+    return Writer(model, vocabulary, sum(last) / len(last), seconds)
 
 
 def with_idle_layers(writer: Writer, layers: int) -> GPT2LMHeadModel:
@@ -96,9 +97,11 @@ def with_idle_layers(writer: Writer, layers: int) -> GPT2LMHeadModel:
     The last matrices of both halves of a layer are zero, as in a model whose layers have just been added.
     """
     config = GPT2Config(**(writer.model.config.to_dict() | {"n_layer": writer.model.config.n_layer + layers}))
-    model = GPT2LMHeadModel(config).eval()
+    model: GPT2LMHeadModel = GPT2LMHeadModel(config)
+    model.train(False)
     model.load_state_dict(writer.model.state_dict(), strict=False)
-    for block in list(model.transformer.h)[writer.model.config.n_layer :]:
+    blocks: Any = model.transformer.h
+    for block in list(blocks)[writer.model.config.n_layer :]:
         for last in (block.attn.c_proj, block.mlp.c_proj):
             nn.init.zeros_(last.weight)
             nn.init.zeros_(last.bias)
