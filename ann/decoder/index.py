@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from copy import copy
+from dataclasses import replace
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -18,6 +19,7 @@ from memhier.ann.decoder.calibration.calibrate import measure_choices
 from memhier.ann.decoder.calibration.cost import full_costs_less, listed_costs_less
 from memhier.ann.decoder.calibration.familiar import Familiarity
 from memhier.ann.decoder.calibration.settings import HEAD, METHODS, WAYS, Choices, Method, Settings
+from memhier.ann.decoder.coding.codes import encode
 from memhier.ann.decoder.engine.dram_engine import DramEngine
 from memhier.ann.decoder.engine.engine import CERTIFY_LIMIT, Engine, Walk
 from memhier.ann.decoder.engine.envelope import AS_IS, Doubles, Envelope, Shape
@@ -254,7 +256,7 @@ class LogitIndex:
         """Return the way that a batch of this size takes."""
         return way_for(self._settings.choices, batch) if self._method == "auto" else self._method
 
-    def scan_pays(self, batch: int, k: int, margin: float = 1.0) -> bool:
+    def scan_pays(self, batch: int, k: int, margin: float = 1.0, width: int | None = None) -> bool:
         """Say if a scan for the k largest costs less than the full product, by a count of bytes.
 
         Parameters
@@ -265,10 +267,12 @@ class LogitIndex:
             How many of the largest logits.
         margin
             Multiplies the cost of the scan.
+        width
+            Directions of the scanned codes; those of the index if None.
         """
         if self._engine.layer is None:
             return True
-        limit, width = self._settings.limit(k, self._words, HEAD), self._engine.codes.blocks.width
+        limit, width = self._settings.limit(k, self._words, HEAD), width or self._engine.codes.blocks.width
         return not full_costs_less(batch, self._words, self._dimension, width, limit, margin)
 
     def topk(
@@ -381,9 +385,30 @@ class LogitIndex:
         limit = self._settings.limit(wanted, self._words, HEAD)
         return self._engine.partition(states, wanted, limit, inverse=1 / temperature, interval=False)
 
-    def draws_pay(self, batch: int, limit: int) -> bool:
-        """Say if :meth:`envelope` of a batch costs less than the full product; a method other than auto decides it."""
-        return self.scan_pays(batch, limit) if self._method == "auto" else self._method != "full"
+    def draws_pay(self, batch: int, limit: int, *, all_directions: bool = False) -> bool:
+        """Say if :meth:`envelope` of a batch costs less than the full product; a method other than auto decides it.
+
+        With `all_directions`, that of :meth:`with_all_directions`.
+        """
+        if self._method != "auto":
+            return self._method != "full"
+        width = self._dimension if all_directions else None
+        return self.scan_pays(batch, limit, width=width)
+
+    def with_all_directions(self) -> Self:
+        """Return an index of the same layer whose codes have all directions, for tight bounds.
+
+        Raises
+        ------
+        ValueError
+            If the rows lie on SSD.
+        """
+        codes, layer = self._engine.codes, self._engine.layer
+        if layer is None:
+            raise ValueError("rows lie on SSD: expected them in DRAM; open the index without dram=")
+        blocks = encode(layer, codes.projection, len(codes.projection.turn))
+        wide = replace(codes, blocks=blocks, rows=None, graph=None)
+        return type(self)(DramEngine(wide, layer), self._settings, "preview", self.digest)
 
     def envelope(
         self,

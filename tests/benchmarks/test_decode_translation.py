@@ -17,8 +17,8 @@ from memhier.benchmarks.workloads.decode import heads, translation  # noqa: E402
 from memhier.benchmarks.workloads.decode.translator import sentences, training  # noqa: E402
 from memhier.benchmarks.workloads.decode.translator.beams import translate  # noqa: E402
 from memhier.benchmarks.workloads.decode.translator.model import Translator  # noqa: E402
-from memhier.benchmarks.workloads.decode.translator.proof import Ways  # noqa: E402
 from memhier.benchmarks.workloads.decode.translator.sentences import BEGIN, END, PAD, UNKNOWN, Vocabulary  # noqa: E402
+from memhier.benchmarks.workloads.decode.translator.ways import Ways  # noqa: E402
 
 TINY = training.Recipe(width=16, epochs=2, batch=8, head=5, drawn=5)
 

@@ -149,7 +149,7 @@ class PythonCore:
             if out is not None:
                 bounds[out[number][out[number] >= 0]] = -np.inf
             order = np.argsort(-bounds, kind="stable")[: rows.shape[1]]
-            chosen = order[np.isfinite(bounds[order])]
+            chosen = np.sort(order[np.isfinite(bounds[order])])
             rows[number], logits[number], drawn[number], numbers[number] = -1, -np.inf, -1, -np.inf
             rows[number, : len(chosen)] = chosen
             bounds[chosen] = -np.inf

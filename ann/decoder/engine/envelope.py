@@ -35,7 +35,7 @@ class Envelope:
     Attributes
     ----------
     rows, logits
-        int64 and float32 ``[n, m]``: the rows of the m largest bounds, in any order, and their exact logits; -1 and
+        int64 and float32 ``[n, m]``: the rows of the m largest bounds, ascending, and their exact logits; -1 and
         minus infinity for none.
     cut, log_sum
         float64 ``[n]``: of all other rows, the largest bound, and log of the sum of exp of the bounds, which are

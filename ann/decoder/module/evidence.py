@@ -13,6 +13,7 @@ import numpy.typing as npt
 __all__ = ["ERROR", "is_mean_above"]
 
 ERROR = 1e-6
+_TOGETHER = 16  # factors whose product is far from the limits of double precision
 _STAKES = np.array([0.02, 0.1, 0.3, 0.6, 0.9])[:, None, None]
 
 Doubles: TypeAlias = npt.NDArray[np.float64]
@@ -31,7 +32,7 @@ def is_mean_above(sample: Doubles, limit: Doubles) -> npt.NDArray[np.int8]:
     inside = np.clip(limit, 1e-12, 1 - 1e-12)[:, None]
     away = sample - inside
     wealth = [
-        np.logaddexp.reduce(np.log1p(_STAKES * gain).sum(2), axis=0) - np.log(len(_STAKES))
+        np.logaddexp.reduce(_logs_of(1 + _STAKES * gain), axis=0) - np.log(len(_STAKES))
         for gain in (away / inside, -away / (1 - inside))
     ]
     enough = np.log(2 / ERROR)
@@ -39,3 +40,11 @@ def is_mean_above(sample: Doubles, limit: Doubles) -> npt.NDArray[np.int8]:
     verdict[limit < 0] = 1
     verdict[limit > 1] = -1
     return verdict.astype(np.int8)
+
+
+def _logs_of(factors: Doubles) -> Doubles:
+    """Return the logarithm of the product of the last axis; a factor is 0.1 to 10^12."""
+    whole = factors.shape[-1] // _TOGETHER * _TOGETHER
+    products = factors[..., :whole].reshape(*factors.shape[:-1], -1, _TOGETHER).prod(-1)
+    found: Doubles = np.log(products).sum(-1) + np.log(factors[..., whole:]).sum(-1)
+    return found

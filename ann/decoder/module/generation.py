@@ -68,6 +68,8 @@ class Need:
         Whether they do: where the largest logits are not enough, the layer leaves its hidden states here.
     hidden
         These, ``[n, D]``; None if the layer gave logits.
+    beams
+        Whether the call's processors prove the choices of beams from hidden states.
     """
 
     logits: Logits
@@ -77,6 +79,7 @@ class Need:
     may_wait: bool = False
     waits: bool = False
     hidden: Any = None
+    beams: bool = False
 
     def step(self) -> int:
         """Return how many of the largest logits this step needs."""

@@ -23,6 +23,7 @@ from memhier.ann.decoder.calibration.calibrate import measure_choices
 from memhier.ann.decoder.calibration.settings import Choices, Method
 from memhier.ann.decoder.index import way_for
 from memhier.ann.decoder.module import operators
+from memhier.ann.decoder.module.beams import BeamSteps, Search, search_of
 from memhier.ann.decoder.module.contexts import read_contexts
 from memhier.ann.decoder.module.decoder import TopKSoftmax
 from memhier.ann.decoder.module.generation import Logits, Need, need_of, needed_of, writing
@@ -102,6 +103,7 @@ class AcceleratedHead(nn.Module):
         self.completed: int
         self.rows: int
         self.calls = self.rows = self.completed = 0
+        self._prover: TopKSoftmax | None = None
         self._number: int = operators.enrol(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -120,7 +122,10 @@ class AcceleratedHead(nn.Module):
             ``{"top_p": 20}`` for an option of ``generate``, or ``"faster"`` if it was measured to be.
         """
         own = {"calls": self.calls, "rows": self.rows, "completed": self.completed, "full_layer": dict(self._full)}
-        return self.decoder.stats() | own
+        found = self.decoder.stats() | own
+        if self._prover is not None:
+            found["memory_bytes"] += self._prover.index.memory_bytes
+        return found
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return logits ``[..., V]``; words outside the largest logits get the least number if nothing needs them."""
@@ -141,11 +146,11 @@ class AcceleratedHead(nn.Module):
         need = needed_of(self)
         if need is not None:
             need.hidden = None
-        if need is not None and kind == "full" and self._may_wait(need, rows, reason):
+        if need is not None and (need.beams or (kind == "full" and self._may_wait(need, rows, reason))):
             self._refresh()
             # A compiled model writes to the memory of its hidden states again.
             need.hidden = hidden.detach().reshape(len(hidden), -1, hidden.shape[-1])[:, -1].clone()
-            # The call's processors draw from hidden states; nothing reads these numbers.
+            # The call's processors look at hidden states; nothing reads these numbers.
             return hidden.new_zeros(()).expand(*hidden.shape[:-1], self.head.weight.shape[0])
         if kind == "full":
             self._full[reason] += rows
@@ -168,11 +173,18 @@ class AcceleratedHead(nn.Module):
         if rows:
             self._full[reason] += rows
 
+    def prover(self) -> TopKSoftmax:
+        """Return the decoder of beams, whose codes have all directions; the first call of beams makes it."""
+        if self._prover is None:
+            index = self.decoder.index.with_all_directions()
+            self._prover = TopKSoftmax(index, self.head.weight, self.head.bias, "filled")
+        return self._prover
+
     def _refresh(self) -> None:
         state = _state_of(self.head)
         if self._seen != state:  # trained on, loaded anew, or moved
             self.decoder.refresh(self.head)
-            self._seen = state
+            self._seen, self._prover = state, None
 
     def _may_wait(self, need: Need, rows: int, reason: str) -> bool:
         """Say if the processors of the call can do without logits, and if that is faster."""
@@ -270,8 +282,11 @@ def accelerate(
         codes, or both the full product if that is faster.
     certify
         Prove the words of greedy decoding, too, and compute steps that cannot be proven in full: the text then equals
-        the model's own. Scores of beams carry the error of the estimate of log Z, some thousandths of a nat a word;
-        :func:`rescore` scores the texts to the last digits.
+        the model's own, but for ties within rounding. Beams of a float32 layer are decided by proven bounds of log Z:
+        the first call makes codes of all directions for them, a byte for each weight. With processors that do more
+        than take words out, with `stop_strings`, or for another dtype they take the full layer. Without `certify`,
+        scores of beams carry the error of the estimate of log Z, some thousandths of a nat a word; :func:`rescore`
+        scores the texts to the last digits.
     seed
         Decides on the prompts and on the words that the model writes.
     progress
@@ -359,15 +374,32 @@ def processors_of(model: Any, *arguments: Any, **options: Any) -> Any:
     processors = getattr(type(model), _PROCESSORS)(model, *arguments, **options)
     head = model.get_output_embeddings()
     need = needed_of(head) if isinstance(head, AcceleratedHead) else None
+    config = options.get("generation_config", arguments[0] if arguments else None)
+    if need is not None and need.logits == "filled" and head.certify:
+        return _beams_of(head, need, processors, config)
     if need is None or not need.may_wait or head.change is None:
         return processors
-    config = options.get("generation_config", arguments[0] if arguments else None)
     steps = steps_of(processors, samples=bool(getattr(config, "do_sample", False)))
     if isinstance(steps, str):
         need.reason = need.reason or steps
         return processors
     need.waits = True
     return type(processors)([StepScores(head, need, processors, steps)])
+
+
+def _beams_of(head: AcceleratedHead, need: Need, processors: Any, config: Any) -> Any:
+    """Return the processors of a call with beams that are to be proven; such as cannot be take the full layer."""
+    search: Search | str = "num_beams of this layer"
+    index = head.decoder.index
+    if head.change == Change() and head.head.weight.dtype == torch.float32 and need.words <= index.shape[0]:
+        search = search_of(config, processors, need.words)
+    if not isinstance(search, str) and not index.draws_pay(search.beams, HEAD_WORDS, all_directions=True):
+        search = "faster"
+    if isinstance(search, str):
+        need.logits, need.reason = "full", search
+        return processors
+    need.beams = True
+    return type(processors)([BeamSteps(head, need, processors, search)])
 
 
 @torch.no_grad()

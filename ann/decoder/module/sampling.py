@@ -84,12 +84,14 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class _Bounded:
-    """A head of words with exact scores, largest first, and a tail: scores are logits over the temperature."""
+    """A head of words with exact scores, and a tail: scores are logits over the temperature."""
 
     words: Ints
     scores: Doubles
-    head: Doubles  # log of the sum of exp of the scores
-    tail: Doubles  # the same of the tail's bounds
+    best: Doubles  # the largest score of the head
+    shares: Doubles  # exp of score less best
+    total: Doubles  # the sum of the shares
+    tail: Doubles  # the sum of exp of the tail's bounds, as a share of the head's
     cut: Doubles  # the largest bound of the tail
     drawn: Ints
     drawn_scores: Doubles
@@ -171,28 +173,35 @@ class Sampler:
         numbers: Doubles = torch.rand(shape, dtype=torch.float64, generator=self._generator).numpy()
         return numbers
 
-    def _bounded(self, states: Floats, known: Known, limit: int, draws: int) -> _Bounded:
-        """Look at some states; the head holds the known words, too."""
+    def _bounded(self, states: Floats, known: Known, limit: int, uniforms: Doubles) -> _Bounded:
+        """Look at some states; the head holds the known words, too. Words drawn from the tail come by the uniforms."""
         layer, inverse = self._layer, self._shape.inverse
-        out = known.words if known.words.size else None
-        found = layer.index.envelope(states, limit, self._uniforms(len(states), draws), self._shape, out=out)
-        words = np.concatenate([found.rows, known.words], 1)
-        scores = np.concatenate([self._scores(found.logits), known.logits / self._rule.temperature], 1)
-        scores[words < 0] = -np.inf
-        order = np.lexsort((-words, -scores), axis=1)
-        words, scores = np.take_along_axis(words, order, 1), np.take_along_axis(scores, order, 1)
-        with np.errstate(invalid="ignore"):
-            slack = np.nan_to_num(layer.rounding * np.abs(inverse * found.cut), nan=0.0, posinf=0.0)
-        drawn_scores = self._scores(found.drawn_logits)
-        kept = np.exp(np.minimum(_minus(drawn_scores, inverse * found.bounds + slack[:, None]), 0))
-        head = np.logaddexp.reduce(scores, axis=1)
-        return _Bounded(
-            words, scores, head, found.log_sum + slack, inverse * found.cut + slack, found.drawn, drawn_scores, kept
+        found = layer.index.envelope(
+            states, limit, uniforms, self._shape, out=known.words if known.words.size else None
         )
+        words, scores = found.rows, self._scores(found.logits)
+        if known.words.size:
+            words = np.concatenate([words, known.words], 1)
+            scores = np.concatenate([scores, known.logits / self._rule.temperature], 1)
+            scores[words < 0] = -np.inf
+        bounds: Doubles
+        bounds, cut, log_sum = inverse * found.bounds, inverse * found.cut, found.log_sum
+        if layer.rounding:
+            slack = layer.rounding * np.abs(np.where(np.isfinite(cut), cut, 0.0))
+            bounds, cut, log_sum = bounds + slack[:, None], cut + slack, log_sum + slack
+        best = scores.max(1)
+        shares = np.exp(_minus(scores, best[:, None]))
+        total = shares.sum(1)
+        drawn_scores = self._scores(found.drawn_logits)
+        kept = np.exp(np.minimum(_minus(drawn_scores, bounds), 0))
+        with np.errstate(divide="ignore", over="ignore"):
+            tail = np.exp(log_sum - best - np.log(total))
+        return _Bounded(words, scores, best, shares, total, tail, cut, found.drawn, drawn_scores, kept)
 
     def _scores(self, logits: Floats) -> Doubles:
         changed = np.asarray(self._layer.finish(logits), np.float64) / self._rule.temperature
-        return np.where(np.isneginf(logits), -np.inf, changed)
+        out = np.isneginf(logits)
+        return np.where(out, -np.inf, changed) if out.any() else changed
 
     def _listed(self, states: Floats, known: Known, rows: Ints, limit: int, drawn: Ints) -> Ints:
         """Draw for states of which all words that the first truncation keeps are found; return the others."""
@@ -200,16 +209,18 @@ class Sampler:
         for times in _LISTED:
             if not len(rows) or limit * times > _LISTED_MOST:
                 break
-            found = self._bounded(states[rows], known.of(rows), limit * times, 0)
+            found = self._bounded(states[rows], known.of(rows), limit * times, np.empty((len(rows), 0)))
+            # Of equal scores the greater word is the first to stay.
+            order = np.lexsort((found.words, found.scores), axis=1)
+            words, rising = np.take_along_axis(found.words, order, 1), np.take_along_axis(found.scores, order, 1)
             if rule.top_k is not None:
-                least = found.scores[:, min(rule.top_k, found.scores.shape[1]) - 1]
+                least = rising[:, -min(rule.top_k, rising.shape[1])]
             else:
-                least = found.scores[:, 0] + np.log(rule.min_p or 1.0)
+                least = found.best + np.log(rule.min_p or 1.0)
             whole = (least > found.cut) | np.isneginf(found.cut)
             uniform = self._uniforms(len(rows))
-            rising = found.scores[whole, ::-1]
-            shares = shares_of(rising * rule.temperature, rule)
-            drawn[rows[whole]] = drawn_of(found.words[whole, ::-1], shares, uniform[whole])
+            shares = shares_of(rising[whole] * rule.temperature, rule)
+            drawn[rows[whole]] = drawn_of(words[whole], shares, uniform[whole])
             rows = rows[~whole]
         return rows
 
@@ -219,17 +230,16 @@ class Sampler:
         for limit, draws in _STAGES:
             if not len(rows):
                 break
-            found = self._bounded(states[rows], known.of(rows), limit, draws)
-            total = np.logaddexp(found.head, found.tail)
-            tries = self._uniforms(len(rows), 2, _TRIES)
-            share = np.exp(found.head - total)[:, None]
-            of_head = tries[:, 0] < share
-            taken = of_head | (tries[:, 1] < found.kept[:, :_TRIES])
+            found = self._bounded(states[rows], known.of(rows), limit, self._uniforms(len(rows), draws))
+            side, keeps = self._uniforms(2, len(rows), _TRIES)
+            share = 1 / (1 + found.tail)[:, None]  # of the head
+            of_head = side < share
+            taken = of_head | (keeps < found.kept[:, :_TRIES])
             live = np.arange(len(rows))
             while len(live):
                 at = taken[live].argmax(1)
                 new = pending[rows[live]] < 0
-                words, scores = self._tried_words(found, live, at, of_head, tries[:, 0] / share)
+                words, scores = self._tried_words(found, live, at, of_head, side / share)
                 names = rows[live]
                 pending[names] = np.where(new, np.where(taken[live, at], words, -1), pending[names])
                 levels[names] = np.where(new, scores, levels[names])
@@ -248,10 +258,10 @@ class Sampler:
     @staticmethod
     def _tried_words(found: _Bounded, live: Ints, at: Ints, of_head: Bits, uniform: Doubles) -> tuple[Ints, Doubles]:
         """Return words and scores of one try of each live state."""
-        shares = np.exp(_minus(found.scores[live], found.scores[live, :1]))
-        sums = np.cumsum(shares, 1)
+        sums = np.cumsum(found.shares[live], 1)
         place = (sums <= (uniform[live, at] * sums[:, -1])[:, None]).sum(1)
-        place = np.minimum(place, np.maximum(np.isfinite(found.scores[live]).sum(1) - 1, 0))
+        last = sums.shape[1] - 1 - np.argmax(found.shares[live, ::-1] > 0, axis=1)  # rounding may leave a little
+        place = np.minimum(place, last)
         here = of_head[live, at]
         words = np.where(here, found.words[live, place], found.drawn[live, at])
         return words, np.where(here, found.scores[live, place], found.drawn_scores[live, at])
@@ -265,7 +275,7 @@ class Sampler:
         if rule.epsilon_cutoff is not None:
             verdict = self._above(found, rows, asked.scores, rule.epsilon_cutoff)
         if rule.min_p is not None:
-            best, levels = found.scores[rows, 0], asked.scores
+            best, levels = found.best[rows], asked.scores
             limit = np.log(rule.min_p)
             sure = levels >= np.maximum(best, found.cut[rows]) + limit
             verdict = np.where(levels < best + limit, -1, np.where(sure, verdict, np.minimum(verdict, 0)))
@@ -273,10 +283,8 @@ class Sampler:
 
     def _in_nucleus(self, found: _Bounded, rows: Ints, asked: _Asked, top_p: float) -> npt.NDArray[np.int8]:
         """Say if the words above a word have less than `top_p` together: sums are shares of the head's."""
-        scores = found.scores[rows]
-        shares = np.exp(_minus(scores, found.head[rows, None]))
-        above = np.where(asked.above(found.words[rows], scores), shares, 0).sum(1)
-        tail = np.exp(found.tail[rows] - found.head[rows])
+        higher = asked.above(found.words[rows], found.scores[rows])
+        above, tail = (found.shares[rows] * higher).sum(1) / found.total[rows], found.tail[rows]
         beyond = asked.scores <= found.cut[rows]  # words of the tail may be above it
         most = above + np.where(beyond, tail * (1 - top_p), 0)
         verdict = np.where(most < top_p, 1, np.where(above >= top_p * (1 + tail), -1, 0))
@@ -295,10 +303,10 @@ class Sampler:
 
     def _above(self, found: _Bounded, rows: Ints, levels: Doubles, least: float) -> npt.NDArray[np.int8]:
         """Say if a word has at least the probability `least`, or is the likeliest."""
-        share = np.exp(levels - found.head[rows]) / least  # of the head; log Z must not be above it
-        tail = np.exp(found.tail[rows] - found.head[rows])
-        first = levels >= np.maximum(found.scores[rows, 0], found.cut[rows])
-        below = (share < 1) & (levels < found.scores[rows, 0])
+        best, tail = found.best[rows], found.tail[rows]
+        share = np.exp(levels - best) / found.total[rows] / least  # of the head; log Z must not be above it
+        first = levels >= np.maximum(best, found.cut[rows])
+        below = (share < 1) & (levels < best)
         verdict = np.where(first | (share >= 1 + tail), 1, np.where(below, -1, 0))
         open_ = np.flatnonzero(verdict == 0)
         if len(open_):

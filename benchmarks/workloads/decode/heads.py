@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from memhier.ann.decoder import FGD, TopKSoftmax
 from memhier.benchmarks.workloads.decode.translator.beams import Choose
-from memhier.benchmarks.workloads.decode.translator.proof import Bounds, Ways
+from memhier.benchmarks.workloads.decode.translator.ways import Bounds, Ways
 
 __all__ = ["Head", "adaptive_softmax", "full_layers", "graphs_of_faiss", "svd_softmax", "top_k_softmax"]
 

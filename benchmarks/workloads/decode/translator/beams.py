@@ -9,9 +9,10 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from memhier.ann.decoder.module.proof import Proof
 from memhier.benchmarks.workloads.decode.translator.model import Read, Translator
-from memhier.benchmarks.workloads.decode.translator.proof import Proof, Ways
 from memhier.benchmarks.workloads.decode.translator.sentences import BEGIN, END, PAD
+from memhier.benchmarks.workloads.decode.translator.ways import Ways
 
 __all__ = ["Choose", "Translations", "translate"]
 

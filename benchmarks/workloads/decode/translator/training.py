@@ -207,5 +207,6 @@ def word_loss(output: nn.Linear, states: Tensor, words: Tensor, recipe: Recipe) 
     rows = torch.cat([certain, others])
     more = torch.where(torch.arange(len(rows)) < len(certain), 0.0, share)
     weight = nn.functional.embedding(rows, output.weight, sparse=True)
-    logits = nn.functional.linear(states, weight, output.bias[rows] + more)
+    bias = more if output.bias is None else output.bias[rows] + more
+    logits = nn.functional.linear(states, weight, bias)
     return nn.functional.cross_entropy(logits, torch.searchsorted(certain, words))

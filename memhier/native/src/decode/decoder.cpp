@@ -434,6 +434,7 @@ std::int64_t DecoderCore::envelope(const States& hidden, std::tuple<float, float
       const float* one = state + at * dimension;
       space.envelopes[q].close({out ? out->data() + at * outs : nullptr, outs}, limit, change, space.largest[0]);
       std::vector<Logit>& head = space.largest[0].finish();
+      std::sort(head.begin(), head.end(), [](const Logit& a, const Logit& b) { return a.row < b.row; });
       score(one, head);
       for (std::size_t i = 0; i < limit; ++i) {
         rows[at * limit + i] = i < head.size() ? static_cast<std::int64_t>(head[i].row) : -1;
@@ -441,15 +442,23 @@ std::int64_t DecoderCore::envelope(const States& hidden, std::tuple<float, float
       }
       ends[2 * at] = space.envelopes[q].largest();
       ends[2 * at + 1] = space.envelopes[q].log_sum();
-      const bool some_left = ends[2 * at] > -kInfinity;
+      if (!(ends[2 * at] > -kInfinity)) {  // no row is left
+        std::fill_n(drawn.data() + at * draws, draws, -1);
+        std::fill_n(numbers.data() + 2 * at * draws, 2 * draws, -kInfinity);
+        continue;
+      }
+      space.envelopes[q].draw(uniforms.data() + at * draws, draws, space.order, space.drawn);
+      // A row that is drawn several times is ranked once.
       space.candidates.clear();
-      for (std::size_t i = 0; some_left && i < draws; ++i)
-        space.candidates.push_back(space.envelopes[q].draw(uniforms.data()[at * draws + i]));
+      std::unique_copy(space.drawn.begin(), space.drawn.end(), std::back_inserter(space.candidates),
+                       [](const Logit& a, const Logit& b) { return a.row == b.row; });
       score(one, space.candidates);
-      for (std::size_t i = 0; i < draws; ++i) {
-        drawn[at * draws + i] = some_left ? static_cast<std::int64_t>(space.candidates[i].row) : -1;
-        numbers[2 * (at * draws + i)] = some_left ? space.candidates[i].key : -kInfinity;
-        numbers[2 * (at * draws + i) + 1] = some_left ? space.scored[i].key : -kInfinity;
+      for (std::size_t i = 0, candidate = 0; i < draws; ++i) {
+        candidate += space.drawn[i].row != space.candidates[candidate].row;
+        const std::size_t place = at * draws + space.order[i];
+        drawn[place] = static_cast<std::int64_t>(space.drawn[i].row);
+        numbers[2 * place] = space.drawn[i].key;
+        numbers[2 * place + 1] = space.scored[candidate].key;
       }
     }
   }

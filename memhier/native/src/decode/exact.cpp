@@ -36,11 +36,15 @@ float rank_candidates(const ExactRows& exact, const float* hidden, std::vector<L
   float slack = 0;  // so that the rows left out are below by more than rounding
   const auto goes_later = [](const Logit& a, const Logit& b) { return Larger{}(b, a); };
   std::make_heap(candidates.begin(), candidates.end(), goes_later);
-  for (auto end = candidates.end(); end != candidates.begin(); --end) {
-    const Logit best = candidates.front();
+  // Popped candidates stand at the end, the best one last; some rows are on their way before they are multiplied.
+  auto left = candidates.end();
+  for (auto at = candidates.end(); at != candidates.begin(); --at) {
+    for (; left != candidates.begin() && at - left <= static_cast<std::ptrdiff_t>(kAhead); --left) {
+      std::pop_heap(candidates.begin(), left, goes_later);
+      prefetch(exact, (left - 1)->row);
+    }
+    const Logit best = *(at - 1);
     if (kth.is_full() && best.key < kth.last() - slack) return best.key;
-    std::pop_heap(candidates.begin(), end, goes_later);
-    if (end - candidates.begin() > 1) prefetch(exact, candidates.front().row);
     const float logit = exact.logit(hidden, best.row);
     scored.push_back({logit, best.estimate, best.row});
     slack = std::max(slack, 2 * error_of(exact, rounding, scored.back()));

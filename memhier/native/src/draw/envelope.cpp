@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cassert>
 #include <cmath>
+#include <numeric>
 
 #include "decode/exp.hpp"
 
@@ -82,6 +83,33 @@ void add_lanes(const float* values, float* sums) {
   }
 }
 
+struct Chunk {  // exp of the bounds of a chunk, and their sums by lane
+  alignas(64) float each[kChunkRows];
+  float lanes[kChunkRows / kLane];
+
+  void fill(const float* bounds, float inverse, float reference) {
+    exps(bounds, inverse, reference, each);
+    add_lanes(each, lanes);
+  }
+  // The row up to which the sums pass a number.
+  std::size_t row_at(double left) const {
+    std::size_t lane = 0;
+    for (; lane + 1 < kChunkRows / kLane && left >= static_cast<double>(lanes[lane]); ++lane)
+      left -= static_cast<double>(lanes[lane]);
+    std::size_t last = kChunkRows;  // rounding may leave a little after the last row
+    for (std::size_t i = lane * kLane; i < kChunkRows; ++i) {
+      if (each[i] <= 0) continue;
+      last = i;
+      left -= static_cast<double>(each[i]);
+      if (left < 0) break;
+    }
+    for (std::size_t i = kChunkRows; last == kChunkRows && i-- > 0;)
+      if (each[i] > 0) last = i;
+    assert(last < kChunkRows);
+    return last;
+  }
+};
+
 }  // namespace
 
 void Envelope::bound(const BlockCodes& blocks, std::size_t rows, std::span<const CodedQuery* const> queries,
@@ -132,33 +160,29 @@ double Envelope::log_sum() const {
   return static_cast<double>(inverse_) * static_cast<double>(largest_) + std::log(ends_.back());
 }
 
-Logit Envelope::draw(double uniform) const {
+void Envelope::draw(const double* uniforms, std::size_t count, std::vector<std::uint32_t>& order,
+                    std::vector<Logit>& drawn) const {
   assert(largest_ > -kInfinity);
-  const double target = uniform * ends_.back();
-  auto end = std::upper_bound(ends_.begin(), ends_.end(), target);
-  if (end == ends_.end()) --end;
-  const auto chunk = static_cast<std::size_t>(end - ends_.begin());
-  assert(chunk < ends_.size());
-  const float* bounds = bounds_.data() + chunk * kChunkRows;
-  alignas(64) float each[kChunkRows];
-  exps(bounds, inverse_, largest_, each);
-  float lanes[kChunkRows / kLane];
-  add_lanes(each, lanes);
-  double left = target - (chunk > 0 ? ends_[chunk - 1] : 0);
-  std::size_t lane = 0;
-  for (; lane + 1 < kChunkRows / kLane && left >= static_cast<double>(lanes[lane]); ++lane)
-    left -= static_cast<double>(lanes[lane]);
-  std::size_t last = kChunkRows;  // rounding may leave a little after the last row
-  for (std::size_t i = lane * kLane; i < kChunkRows; ++i) {
-    if (each[i] <= 0) continue;
-    last = i;
-    left -= static_cast<double>(each[i]);
-    if (left < 0) break;
+  order.resize(count);
+  std::iota(order.begin(), order.end(), 0U);
+  std::sort(order.begin(), order.end(), [uniforms](std::uint32_t a, std::uint32_t b) {
+    return uniforms[a] != uniforms[b] ? uniforms[a] < uniforms[b] : a < b;
+  });
+  drawn.clear();
+  Chunk chunk;
+  auto end = ends_.begin();
+  for (const std::uint32_t place : order) {
+    const double target = uniforms[place] * ends_.back();
+    if (drawn.empty() || !(target < *end)) {
+      end = std::upper_bound(end, ends_.end(), target);
+      if (end == ends_.end()) --end;
+      chunk.fill(bounds_.data() + (end - ends_.begin()) * static_cast<std::ptrdiff_t>(kChunkRows), inverse_, largest_);
+    }
+    const std::size_t before = static_cast<std::size_t>(end - ends_.begin());
+    const std::size_t first = before * kChunkRows;
+    const std::size_t row = first + chunk.row_at(target - (before > 0 ? ends_[before - 1] : 0));
+    drawn.push_back({bounds_[row], bounds_[row], static_cast<std::uint32_t>(row)});
   }
-  for (std::size_t i = kChunkRows; last == kChunkRows && i-- > 0;)
-    if (each[i] > 0) last = i;
-  assert(last < kChunkRows);
-  return {bounds[last], bounds[last], static_cast<std::uint32_t>(chunk * kChunkRows + last)};
 }
 
 }  // namespace memhier

@@ -1,6 +1,7 @@
 // Upper bounds of all logits of a hidden state, and draws of rows in proportion to exp of their bounds.
 //
-// A draw that is kept with the probability exp(logit - bound) has the distribution of the softmax.
+// Draws are taken in ascending order, so that those of one chunk share its sums. A draw that is kept with the
+// probability exp(logit - bound) has the distribution of the softmax.
 #pragma once
 
 #include <cstddef>
@@ -30,8 +31,10 @@ class Envelope {
   float largest() const { return largest_; }
   // log of the sum of exp of all bounds that are left.
   double log_sum() const;
-  // The row that a uniform number in [0, 1) falls on, if any is left; its key is its bound.
-  Logit draw(double uniform) const;
+  // The rows that uniform numbers in [0, 1) fall on, in ascending order of the numbers; keys are bounds. Some row is
+  // left. `order` gets the places of the numbers in that order.
+  void draw(const double* uniforms, std::size_t count, std::vector<std::uint32_t>& order,
+            std::vector<Logit>& drawn) const;
   std::size_t held_bytes() const { return bounds_.capacity() * sizeof(float) + ends_.capacity() * sizeof(double); }
   // The bytes held after a call, for so many rows.
   static std::size_t planned_bytes(std::size_t rows) {
