@@ -29,6 +29,7 @@ from memhier.recsys.replay.schema import Schema, as_array, check_update
 from memhier.recsys.replay.settings import BufferSettings, as_schema, stored_schema
 from memhier.recsys.replay.storage.described import VERSION
 from memhier.recsys.replay.storage.storage import KIND, META, Storage
+from memhier.recsys.replay.stored import StoredSamples
 from memhier.recsys.replay.streams import Purpose, Uniforms, stream
 from memhier.recsys.replay.swapper import Swapper
 from memhier.shield import caller, close_made, shielded, shielded_giving, shielded_init
@@ -764,6 +765,15 @@ class CarouselBuffer(Closing):
         """Return a reader of memory for other processes: pickle it to them, or fork them."""
         self._check_open()
         return MemoryReader(self.schema, self._memory.slab)
+
+    @shielded_giving(close_made)
+    def dataset(self) -> StoredSamples:
+        """Return the samples of the last checkpoint as a data set, for loaders, and to be closed.
+
+        See :mod:`memhier.recsys.replay.datasets` to mix it with another data set, or to stream it.
+        """
+        self._check_open()
+        return StoredSamples(self._storage.path)
 
     @shielded
     def stats(self) -> dict[str, Any]:
