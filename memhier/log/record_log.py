@@ -237,6 +237,12 @@ class RecordLog(Closing):
             return sum(opened.part.disk_bytes for opened in self.log.fresh)
 
     @property
+    def disk_bytes(self) -> int:
+        """Bytes on SSD of all parts as the next commit would leave them, in whole pages."""
+        with self.log.lock:
+            return sum(part.disk_bytes for part in self.log.all_parts())
+
+    @property
     def live_bytes(self) -> int:
         """Bytes of the newest records of all keys, with their entries."""
         with self.log.lock:

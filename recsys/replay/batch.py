@@ -114,6 +114,12 @@ class Batch:
     def __getitem__(self, name: str) -> NDArray[Any]:
         return self.data[name]
 
+    def samples(self) -> list[dict[str, Any]]:
+        """Return the values of each sample, in place: by column, and ``labels`` and ``ids``, named as by `tensors`."""
+        own = dict(zip(_own_names(self.data), (self.labels, self.ids), strict=True))
+        columns = self.data | own
+        return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+
     def first(self, count: int) -> "Batch":
         """Return the first samples, in place."""
         data = {name: values[:count] for name, values in self.data.items()}

@@ -3,6 +3,7 @@
 import json
 import os
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from memhier.arguments import as_ints, check_int, check_range
+from memhier.arguments import as_ints, check_int, check_number, check_range
 from memhier.closing import Closing
 from memhier.errors import ClosedError
 from memhier.fields import described
@@ -21,13 +22,14 @@ from memhier.recsys.replay.ahead import BatchQueue
 from memhier.recsys.replay.batch import Batch, room
 from memhier.recsys.replay.placement.admit import Admission, admission
 from memhier.recsys.replay.placement.memory import Memory
-from memhier.recsys.replay.placement.placement import Placement
+from memhier.recsys.replay.placement.placement import Members, Placement
 from memhier.recsys.replay.policies import SwapPolicy, encoded_policy, stored_policy, swap_policy
 from memhier.recsys.replay.reader import MemoryReader
 from memhier.recsys.replay.schema import Schema, as_array, check_update
 from memhier.recsys.replay.settings import BufferSettings, as_schema, stored_schema
 from memhier.recsys.replay.storage.described import VERSION
 from memhier.recsys.replay.storage.storage import KIND, META, Storage
+from memhier.recsys.replay.stored import StoredSamples
 from memhier.recsys.replay.streams import Purpose, Uniforms, stream
 from memhier.recsys.replay.swapper import Swapper
 from memhier.shield import caller, close_made, shielded, shielded_giving, shielded_init
@@ -331,7 +333,7 @@ class CarouselBuffer(Closing):
         return self._placement.count
 
     @shielded
-    def add(self, batch: Mapping[str, Any], labels: Any = None, ids: Any = None) -> Ints:
+    def add(self, batch: Mapping[str, Any], labels: Any = None, ids: Any = None, times: Any = None) -> Ints:
         """Add samples: to storage as the admission decides, and some of them to memory at once.
 
         Parameters
@@ -343,6 +345,8 @@ class CarouselBuffer(Closing):
             ``same_class=False``.
         ids
             Integers [n] of the caller, by which `forget` finds samples; by default the number of earlier samples.
+        times
+            Integers [n], or one for all: when the samples came, in Unix seconds, for `forget`; by default now.
 
         Returns
         -------
@@ -365,10 +369,13 @@ class CarouselBuffer(Closing):
         names = np.arange(placement.arrivals, placement.arrivals + count) if ids is None else as_ints("ids", ids)
         if names.shape != (count,):
             raise ValueError(f"ids: expected shape [{count}], got {list(names.shape)}")
+        moments = int(time.time()) if times is None else _checked_times(times, count)
         self._storage.check(columns)
         admission.check(placement, count)
         with self._writing(BaseException):
-            return self._swapper.take_in(admission.admit(placement, marks, names), columns, marks, names)
+            decisions = admission.admit(placement, marks, names)
+            placement.note_times(decisions, moments)
+            return self._swapper.take_in(decisions, columns, marks, names)
 
     def _checked_labels(self, labels: Any, count: int) -> Ints:
         """Return labels as integers, -1 for none; the first samples of a buffer decide whether it has labels."""
@@ -586,6 +593,9 @@ class CarouselBuffer(Closing):
         if begins and meta["same_class"] is False:
             raise ValueError(f"admit={kept.name!r}: is about classes, which this buffer does not keep")
         placement.restore_members(storage.read_positions(meta), meta["by_class"])
+        if meta["version"] < VERSION:
+            # Nobody noted when these samples came: their age begins now.
+            placement.members.note_times(np.arange(placement.size), int(time.time()))
         if begins:
             if (placement.members.labels < 0).any():
                 raise ValueError(f"admit={kept.name!r}: is about classes, and the samples have no labels")
@@ -625,8 +635,9 @@ class CarouselBuffer(Closing):
         Parameters
         ----------
         where
-            ``{"label": 3}``, ``{"id": [7, 9]}``, both (samples that fit both), or a function that takes the ids and
-            labels of all stored samples, int64 [n] each, and returns bool [n].
+            ``{"label": 3}``, ``{"id": [7, 9]}``, ``{"before": time.time() - 30 * 86400}`` for those that came earlier
+            than that, several of them (samples that fit all), or a function that takes the ids and labels of all stored
+            samples, int64 [n] each, and returns bool [n].
 
         Returns
         -------
@@ -645,9 +656,7 @@ class CarouselBuffer(Closing):
 
     def _forget(self, where: Where) -> dict[str, int]:
         placement = self._placement
-        doomed = np.flatnonzero(
-            _selected(where, placement.members.ids.copy(), placement.members.labels.astype(np.int64))
-        )
+        doomed = np.flatnonzero(_selected(where, placement.members))
         self._check_removable(doomed)
         shown = [placement.slot_shown(position) for position in doomed.tolist()]
         placement.uncount(doomed)
@@ -757,6 +766,15 @@ class CarouselBuffer(Closing):
         self._check_open()
         return MemoryReader(self.schema, self._memory.slab)
 
+    @shielded_giving(close_made)
+    def dataset(self) -> StoredSamples:
+        """Return the samples of the last checkpoint as a data set, for loaders, and to be closed.
+
+        See :mod:`memhier.recsys.replay.datasets` to mix it with another data set, or to stream it.
+        """
+        self._check_open()
+        return StoredSamples(self._storage.path)
+
     @shielded
     def stats(self) -> dict[str, Any]:
         """Return plain numbers.
@@ -805,18 +823,32 @@ def _name_of(thread: int | None) -> str:
     return next((each.name for each in threading.enumerate() if each.ident == thread), str(thread))
 
 
-def _selected(where: Where, ids: Ints, labels: Ints) -> NDArray[np.bool_]:
+def _checked_times(times: Any, count: int) -> Ints:
+    """Return the times of `count` samples, one for all or one for each."""
+    moments = as_ints("times", as_array("times", times))
+    if moments.shape not in ((), (count,)):
+        raise ValueError(f"times: expected one number or shape [{count}], got {list(moments.shape)}")
+    check_range("times", moments.reshape(-1), 2**32, "a time in Unix seconds, 0 to 2**32 - 1")
+    return np.broadcast_to(moments, count)
+
+
+def _selected(where: Where, members: Members) -> NDArray[np.bool_]:
     """Return which samples the argument of `CarouselBuffer.forget` selects."""
+    ids, labels = members.ids.copy(), members.labels.astype(np.int64)
     if callable(where):
         chosen = np.asarray(where(ids, labels))
         if chosen.dtype != np.bool_ or chosen.shape != ids.shape:
             raise ValueError(f"where: expected a function that returns bool [{len(ids)}], got {chosen.dtype} "
                              f"{list(chosen.shape)}")  # fmt: skip
         return chosen
-    if not isinstance(where, Mapping) or not where or set(where) - {"id", "label"}:
-        raise ValueError(f"where={where!r}: expected a dict of 'id', 'label' or both, or a function of ids and labels")
+    if not isinstance(where, Mapping) or not where or set(where) - {"id", "label", "before"}:
+        raise ValueError(
+            f"where={where!r}: expected a dict of some of 'id', 'label' and 'before', or a function of ids and labels"
+        )
     chosen = np.ones(len(ids), np.bool_)
     for name, values in (("id", ids), ("label", labels)):
         if name in where:
             chosen &= np.isin(values, as_ints(f"where[{name!r}]", where[name]).reshape(-1))
+    if "before" in where:
+        chosen &= members.times < check_number("where['before']", where["before"], 0, 2**32)
     return chosen

@@ -1,7 +1,7 @@
 """The samples of a buffer's last checkpoint, read while a training run uses the buffer."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,9 @@ Ints = NDArray[np.int64]
 class StoredSamples(Closing):
     """The samples of a buffer's last checkpoint by position, 0 to len - 1; read only.
 
+    It is a map-style data set, whose items are dicts of the values of one sample; torch's ``DataLoader`` reads those of
+    a batch at once. A fork may read on. It can be pickled to other processes, which open the same checkpoint.
+
     Parameters
     ----------
     path
@@ -41,6 +44,8 @@ class StoredSamples(Closing):
     ------
     FormatError
         If `path` holds something else.
+    RuntimeError
+        From unpickling, if the buffer has a newer checkpoint by then.
 
     Examples
     --------
@@ -53,8 +58,8 @@ class StoredSamples(Closing):
     ...     _ = buffer.add({"x": np.arange(5)}, ids=[9, 8, 7, 6, 5])
     ...     _ = buffer.checkpoint()
     >>> with StoredSamples(place) as stored:
-    ...     len(stored), stored.read([4, 0])["x"].tolist(), stored.ids.tolist()
-    (5, [4, 0], [9, 8, 7, 6, 5])
+    ...     len(stored), stored.read([4, 0])["x"].tolist(), stored.ids.tolist(), int(stored[-1]["ids"])
+    (5, [4, 0], [9, 8, 7, 6, 5], 5)
     """
 
     def __init__(
@@ -62,6 +67,7 @@ class StoredSamples(Closing):
         cache_bytes: int | str = CACHE_BYTES,
     ) -> None:  # fmt: skip
         self.meta: Any
+        self._source = (path, files, cache, cache_bytes)
         store, self.meta = Storage.open_store(path, writable=False, files=files, cache=cache, cache_bytes=cache_bytes)
         try:
             schema = stored_schema(self.meta, Path(path), None)
@@ -125,6 +131,42 @@ class StoredSamples(Closing):
         self._storage.read(wanted, batch.data)
         batch.labels[:], batch.ids[:], batch.slots[:] = self._members.labels[wanted], self.ids[wanted], wanted
         return batch
+
+    def __getitem__(self, position: int) -> dict[str, Any]:
+        """Return one sample: its values by column, ``labels`` and ``ids``. Negative positions count from the end."""
+        return self.__getitems__([position])[0]
+
+    def __getitems__(self, positions: Sequence[int]) -> list[dict[str, Any]]:
+        """Return several samples, read at once.
+
+        Raises
+        ------
+        IndexError
+            For a position that there is not.
+        """
+        wanted = as_ints("positions", np.array(positions, dtype=None if len(positions) else np.int64))
+        unfit = (wanted < -len(self)) | (wanted >= len(self))
+        if unfit.any():
+            raise IndexError(f"position {int(wanted[unfit][0])}: there are {len(self)} samples")
+        return self.read(np.where(wanted < 0, wanted + len(self), wanted)).samples()
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Yield all samples in order, read in blocks."""
+        for batch in self.blocks():
+            yield from batch.samples()
+
+    def __getstate__(self) -> tuple[Any, int]:
+        return self._source, self._storage.store.generation
+
+    def __setstate__(self, state: tuple[Any, int]) -> None:
+        (path, files, cache, cache_bytes), generation = state
+        self.__init__(path, files=files, cache=cache, cache_bytes=cache_bytes)  # type: ignore[misc]
+        if self._storage.store.generation != generation:
+            self.close()
+            raise RuntimeError(
+                f"{path}: has a newer checkpoint than the data set that was sent here; begin the workers before the "
+                "next checkpoint, or give them a copy"
+            )
 
     def blocks(self, size: int = 1024) -> Iterator[Batch]:
         """Yield all samples in order, in batches of `size`; the last one may have fewer."""

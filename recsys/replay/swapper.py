@@ -140,7 +140,8 @@ class Swapper:
             if self._placement.limit is not None:
                 self._ahead.replaced(positions)
             self._storage.append(positions, columns if len(kept) == len(labels) else _chosen(columns, kept))
-        slots: Ints = np.full(len(labels), -1, np.int64)
+        slots: Ints = np.empty(len(labels), np.int64)
+        slots.fill(-1)
         if decisions.writes:
             where, taken = np.array([*decisions.writes.items()], np.int64).T
             self._memory.write(where, self._storage.round_trip(_chosen(columns, taken)), labels[taken], ids[taken])
@@ -358,6 +359,7 @@ class Swapper:
 
     def _issue(self, step: int, slots: Ints, positions: Ints) -> None:
         """Begin to read."""
+        self._storage.settle(positions)
         room = self._room(len(slots))
         swap = Swap(step, slots, positions, _chosen(room, slice(len(slots))), room)
         if self._thread is None:
@@ -375,7 +377,7 @@ class Swapper:
 
     def _read(self, swap: Swap) -> None:
         start = time.perf_counter()
-        self._storage.read(swap.positions, swap.columns)
+        self._storage.read_settled(swap.positions, swap.columns)
         self.read_s += time.perf_counter() - start
 
     # Arrivals.

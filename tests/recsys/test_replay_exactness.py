@@ -37,7 +37,10 @@ class DictStorage:
     def append(self, positions: np.ndarray, columns: dict[str, np.ndarray]) -> None:
         self.samples.update(zip(positions.tolist(), columns["x"].tolist(), strict=True))
 
-    def read(self, positions: np.ndarray, out: dict[str, np.ndarray]) -> None:
+    def settle(self, positions: np.ndarray) -> None:
+        """Have no samples that wait."""
+
+    def read_settled(self, positions: np.ndarray, out: dict[str, np.ndarray]) -> None:
         out["x"][:] = [self.samples[position] for position in positions.tolist()]
 
     def round_trip(self, columns: Any) -> Any:

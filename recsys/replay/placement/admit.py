@@ -103,23 +103,26 @@ class Reservoir:
     def admit(self, placement: Placement, labels: Ints, ids: Ints) -> Decisions:
         """See :class:`Admission`."""
         decisions = Decisions(len(labels))
-        before, limit = placement.seen, placement.limit
+        before = placement.seen
         placement.count_labels(labels)
         uniforms = placement.draws(len(labels))
-        appended = len(labels) if limit is None else min(len(labels), max(0, limit - placement.members.size))
-        self._append(placement, decisions, uniforms[:appended], labels[:appended], ids[:appended])
-        rest = np.arange(appended, len(labels))
-        for sample, position in self._replaced(placement, uniforms, before, rest):
-            placement.replace(decisions, sample, position, int(labels[sample]), int(ids[sample]))
+        appended = placement.room_for(len(labels))
+        if appended:
+            self._append(placement, decisions, uniforms[:appended], labels[:appended], ids[:appended])
+        if appended < len(labels):
+            rest = np.arange(appended, len(labels))
+            samples, positions = self._replaced(placement, uniforms, before, rest)
+            if len(samples):
+                placement.replace(decisions, samples, positions, labels[samples], ids[samples])
         return decisions
 
     def _replaced(
         self, placement: Placement, uniforms: NDArray[np.float64], before: int, rest: Ints
-    ) -> list[tuple[int, int]]:
+    ) -> tuple[Ints, Ints]:
         """Return the samples of `rest` that replace others, in order, and the positions that they take."""
         targets = (uniforms[rest, 0] * (before + rest + 1)).astype(np.int64)
         kept = targets < placement.members.size
-        return list(zip(rest[kept].tolist(), targets[kept].tolist(), strict=True))
+        return rest[kept], targets[kept]
 
     def _append(
         self, placement: Placement, decisions: Decisions, uniforms: NDArray[np.float64], labels: Ints, ids: Ints
@@ -159,8 +162,8 @@ class Ring(Reservoir):
 
     def _replaced(
         self, placement: Placement, uniforms: NDArray[np.float64], before: int, rest: Ints
-    ) -> list[tuple[int, int]]:
-        return list(zip(rest.tolist(), placement.next_oldest(len(rest)).tolist(), strict=True))
+    ) -> tuple[Ints, Ints]:
+        return rest, placement.next_oldest(len(rest))
 
 
 class Everything(Reservoir):
@@ -220,54 +223,78 @@ class ClassBalanced:
         """See :class:`Admission`."""
         decisions = Decisions(len(labels))
         uniforms = placement.draws(len(labels)).tolist()
-        for sample in range(len(labels)):
-            some = slice(sample, sample + 1)
-            placement.count_label(int(labels[sample]))
-            self._admit_one(placement, decisions, sample, labels[some], ids[some], uniforms[sample])
+        appended = placement.room_for(len(labels))
+        if appended:
+            self._append(placement, decisions, uniforms[:appended], labels[:appended], ids[:appended])
+        samples: list[int] = []
+        positions: list[int] = []
+
+        def replace() -> None:
+            some = np.array(samples, np.int64)
+            placement.replace(decisions, some, np.array(positions, np.int64), labels[some], ids[some])
+            samples.clear()
+            positions.clear()
+
+        groups, sizes, marks = placement.members.groups, placement.members.sizes, labels.tolist()
+        for sample in range(appended, len(marks)):
+            label = marks[sample]
+            placement.count_label(label)
+            size, seen = sizes.get(label, 0), placement.seen_of[label]
+            if size < seen - 1 or sizes[sizes.largest()] <= size:
+                # The class has its share: its samples stay a reservoir of those that came.
+                rank = int(uniforms[sample][0] * seen)
+                if rank < size:
+                    samples.append(sample)
+                    positions.append(groups[label].positions.item(rank))
+                continue
+            if samples:
+                replace()
+            self._displace(placement, decisions, sample, label, int(ids[sample]), uniforms[sample])
+        if samples:
+            replace()
         return decisions
 
-    def _admit_one(
-        self, placement: Placement, decisions: Decisions, sample: int, labels: Ints, ids: Ints, uniforms: list[float]
+    def _append(
+        self, placement: Placement, decisions: Decisions, uniforms: list[list[float]], labels: Ints, ids: Ints
     ) -> None:
-        label, id = int(labels[0]), int(ids[0])
-        groups, seen = placement.members.groups, placement.seen_of[label]
-        group = groups.get(label)
-        size = 0 if group is None else group.size
-        complete = placement.is_complete(label)
-        if placement.limit is None or placement.size < placement.limit:
-            placement.extend(decisions, slice(sample, sample + 1), labels, ids)
-        else:
-            largest = groups[_largest({number: there.size for number, there in groups.items()})]
-            if size < seen - 1 or largest.size <= size:
-                # The class has its share: its samples stay a reservoir of those that came.
-                rank = int(uniforms[0] * seen)
-                if group is not None and rank < size:
-                    placement.replace(decisions, sample, int(group.positions[rank]), label, id)
-                return
-            position = int(largest.positions[int(uniforms[1] * largest.size)])
-            placement.displace(decisions, sample, position, label, id)
-        slot = self._slot(placement, label, size, complete, uniforms[2:])
+        """Add samples to storage, and each to memory if its class has a place there."""
+        marks = labels.tolist()
+        sizes = {label: placement.members.sizes.get(label, 0) for label in marks}
+        placement.count_labels(labels)
+        placement.extend(decisions, slice(len(marks)), labels, ids)
+        for sample, label in enumerate(marks):
+            slot = self._slot(placement, label, sizes[label], uniforms[sample][2:])
+            self._put(placement, decisions, sample, slot)
+            sizes[label] += 1
+
+    def _displace(
+        self, placement: Placement, decisions: Decisions, sample: int, label: int, id: int, uniforms: list[float]
+    ) -> None:
+        """Let a sample of a class that has less than its share take the place of one of the largest class."""
+        size = placement.members.sizes.get(label, 0)
+        largest = placement.members.groups[placement.members.sizes.largest()]
+        position = int(largest.positions[int(uniforms[1] * largest.size)])
+        placement.displace(decisions, sample, position, label, id)
+        self._put(placement, decisions, sample, self._slot(placement, label, size, uniforms[2:]))
+
+    def _put(self, placement: Placement, decisions: Decisions, sample: int, slot: int | None) -> None:
         if slot == _VACANT:
             placement.put_in_vacant(decisions, (sample,))
         elif slot is not None:
             placement.put(decisions, (sample,), (slot,))
 
-    def _slot(self, placement: Placement, label: int, size: int, complete: bool, uniforms: list[float]) -> int | None:
+    def _slot(self, placement: Placement, label: int, size: int, uniforms: list[float]) -> int | None:
         """Return the slot of a sample that storage took besides the `size` samples that it has of the class."""
         count = placement.of_group.get(label, 0)
+        complete = count == size
         if complete and placement.has_vacant():
             return _VACANT
-        largest = _largest(placement.of_group)
-        if complete and placement.of_group.get(largest, 0) > count:
-            slots = placement.slots_of_group(largest)
-            return int(slots[int(uniforms[0] * len(slots))])
+        largest = placement.of_group.largest()
+        most = placement.of_group.get(largest, 0)
+        if complete and most > count:
+            return placement.slot_of_group(largest, int(uniforms[0] * most))
         rank = int(uniforms[1] * (size + 1))
-        return int(placement.slots_of_group(label)[rank]) if rank < count else None
-
-
-def _largest(sizes: dict[int, int]) -> int:
-    """Return the group of most members, of several the lowest number; -1 of none."""
-    return min(sizes, key=lambda number: (-sizes[number], number), default=-1)
+        return placement.slot_of_group(label, rank) if rank < count else None
 
 
 _ADMISSIONS: dict[str, type[Reservoir] | type[ClassBalanced]] = {

@@ -8,6 +8,7 @@ This keeps memory a uniform subset of storage: the visible samples are those tha
 that have not arrived. The proof is in `memhier.recsys.replay.placement.admit`.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from memhier.recsys.replay.placement.sizes import GroupSlots, Sizes
 from memhier.recsys.replay.storage.index import POSITIONS, SLOTS
 from memhier.recsys.replay.streams import Purpose, Uniforms
 
@@ -75,7 +77,7 @@ class Group:
 
 
 class Members:
-    """Labels, ids and groups of the stored samples, by position.
+    """Labels, ids, times and groups of the stored samples, by position.
 
     Parameters
     ----------
@@ -87,9 +89,11 @@ class Members:
         self.by_class: bool = by_class
         self.size: int = 0
         self.groups: dict[int, Group] = {}
+        self.sizes: Sizes = Sizes()
         self._ids: Ints = np.zeros(0, np.int64)
         self._labels: NDArray[np.int32] = np.zeros(0, np.int32)
         self._ranks: NDArray[np.int32] = np.zeros(0, np.int32)
+        self._times: NDArray[np.uint32] = np.zeros(0, np.uint32)
         self._dirty: NDArray[np.bool_] = np.zeros(0, np.bool_)  # rows of the index to write
         self._allocate(_FIRST_CAPACITY)
 
@@ -101,8 +105,9 @@ class Members:
     @property
     def memory_bytes(self) -> int:
         """DRAM held."""
-        own = self._ids.nbytes + self._labels.nbytes + self._ranks.nbytes + self._dirty.nbytes
-        return own + sum(group.memory_bytes for group in self.groups.values())
+        arrays = (self._ids, self._labels, self._ranks, self._times, self._dirty)
+        own = sum(array.nbytes for array in arrays)
+        return own + self.sizes.memory_bytes + sum(group.memory_bytes for group in self.groups.values())
 
     @property
     def ids(self) -> Ints:
@@ -113,6 +118,11 @@ class Members:
     def labels(self) -> NDArray[np.int32]:
         """int32 [size], in place."""
         return self._labels[: self.size]
+
+    @property
+    def times(self) -> NDArray[np.uint32]:
+        """uint32 [size], in place: when samples came, in Unix seconds."""
+        return self._times[: self.size]
 
     @property
     def ranks(self) -> NDArray[np.int32]:
@@ -142,7 +152,7 @@ class Members:
         groups = self.group_of(labels)
         for number in dict.fromkeys(groups.tolist()):
             of_group = positions[groups == number]
-            rank = self._group(number).extend(of_group)
+            rank = self._join(number, of_group)
             self._ranks[of_group] = np.arange(rank, rank + len(of_group))
         self._mark(positions)
         return first
@@ -154,8 +164,18 @@ class Members:
         new = self.group_at(position)
         if old != new:
             self._leave(position, old)
-            self._ranks[position] = self._group(new).extend(np.array([position]))
+            self._ranks[position] = self._join(new, np.array([position]))
         self._mark(position)
+
+    def replace_in_groups(self, positions: Ints, labels: Ints, ids: Ints) -> None:
+        """Let positions hold other samples of their groups; if one comes twice, its last sample counts."""
+        self._labels[positions], self._ids[positions] = labels, ids
+        self._mark(positions)
+
+    def note_times(self, positions: Ints, times: NDArray[Any] | int) -> None:
+        """Note when the samples at positions came."""
+        self._times[positions] = times
+        self._mark(positions)
 
     def remove_last(self) -> None:
         """Remove the sample at the last position."""
@@ -171,16 +191,21 @@ class Members:
         self._allocate(max(size, _FIRST_CAPACITY))
         self.size = size
         self._ids[:size], self._labels[:size], self._ranks[:size] = (entries[name] for name in ("id", "label", "rank"))
+        if "time" in (entries.dtype.names or ()):
+            self._times[:size] = entries["time"]
         for number, positions in self._grouped():
-            self._group(number).put(self._ranks[positions].astype(np.int64), positions)
+            self.groups[number] = Group()
+            self.groups[number].put(self._ranks[positions].astype(np.int64), positions)
+            self.sizes.change(number, len(positions))
 
     def keep_classes(self) -> None:
         """Let every class be a group from now on."""
         self.by_class = True
         self.groups.clear()
+        self.sizes = Sizes()
         for number, positions in self._grouped():
             self._ranks[positions] = np.arange(len(positions))
-            self._group(number).extend(positions)
+            self._join(number, positions)
         self._mark(np.arange(self.size))
 
     def changed(self) -> Iterator[tuple[Ints, NDArray[np.uint8]]]:
@@ -188,20 +213,25 @@ class Members:
         # Rows past the last are those of entries that have gone.
         rows = np.flatnonzero(self._dirty[: POSITIONS.rows(self.size)])
         self._dirty[:] = False
-        return POSITIONS.pack(rows, self.size, {"id": self._ids, "label": self._labels, "rank": self._ranks})
+        columns: dict[str, NDArray[Any]] = {"id": self._ids, "label": self._labels}
+        columns |= {"rank": self._ranks, "time": self._times}
+        return POSITIONS.pack(rows, self.size, columns)
 
     def _mark(self, positions: Ints | int) -> None:
         self._dirty[positions // _POSITIONS_PER_ROW] = True
 
-    def _group(self, number: int) -> Group:
-        """Return a group, an empty one if there is none."""
-        if number not in self.groups:
-            self.groups[number] = Group()
-        return self.groups[number]
+    def _join(self, number: int, positions: Ints) -> int:
+        """Append positions to a group, which may be new; return the rank of the first."""
+        group = self.groups.get(number)
+        if group is None:
+            group = self.groups[number] = Group()
+        self.sizes.change(number, len(positions))
+        return group.extend(positions)
 
     def _leave(self, position: int, number: int) -> None:
         """Take a position out of its group; the group's last takes its place."""
         group, rank = self.groups[number], int(self._ranks[position])
+        self.sizes.change(number, -1)
         last = group.pop()
         if last != position:
             group.put(rank, last)
@@ -223,6 +253,7 @@ class Members:
         self._ids = _grown(self._ids, self.size, capacity, 0)
         self._labels = _grown(self._labels, self.size, capacity, -1)
         self._ranks = _grown(self._ranks, self.size, capacity, 0)
+        self._times = _grown(self._times, self.size, capacity, 0)
         rows = POSITIONS.rows(capacity)
         if rows > len(self._dirty):
             self._dirty = _grown(self._dirty, len(self._dirty), rows, False)
@@ -244,13 +275,17 @@ class Decisions:
     """
 
     def __init__(self, count: int) -> None:
-        self.positions: Ints = np.full(count, -1, np.int64)
+        self.positions: Ints = np.empty(count, np.int64)
+        self.positions.fill(-1)  # np.full takes three times as long
         self.writes: dict[int, int] = {}
         self.late: dict[int, int] = {}
         self.leaving: dict[int, int] = {}
 
     def lasting(self) -> Ints:
         """Return the samples that storage keeps: those whose position no later one takes."""
+        kept = (self.positions >= 0).nonzero()[0]
+        if len(kept) < 2 or len(set(self.positions[kept].tolist())) == len(kept):
+            return kept
         taken = np.unique(self.positions[::-1], return_index=True)
         last = len(self.positions) - 1 - taken[1][taken[0] >= 0]
         return np.sort(last)
@@ -285,7 +320,7 @@ class Placement:
     count, planned_count
         Visible and planned samples.
     of_group
-        Planned samples of each group.
+        Planned samples of each group; for others to read.
     arrivals
         Samples that ever came.
     seen
@@ -314,7 +349,8 @@ class Placement:
         self._rank: Ints = np.arange(slots)
         self.count: int = 0
         self.planned_count: int = 0
-        self.of_group: dict[int, int] = {}
+        self.of_group: Sizes = Sizes()
+        self._group_slots: GroupSlots | None = None  # once an admission asks for them
         self._leaving: dict[int, int] = {}  # from positions that are visible, but not planned there, to their slots
         self._dirty: NDArray[np.bool_] = np.zeros(SLOTS.rows(slots), np.bool_)  # rows of the index to write
         self._first_vacant = 0  # no slot before it is vacant
@@ -338,7 +374,8 @@ class Placement:
     def memory_bytes(self) -> int:
         """DRAM held."""
         arrays = (self.planned, self.visible, self.swapped, self.refreshed, self.order, self._rank, self._dirty)
-        return self.members.memory_bytes + self._slot_of.nbytes + sum(array.nbytes for array in arrays)
+        own = self._slot_of.nbytes + self.of_group.memory_bytes + sum(array.nbytes for array in arrays)
+        return self.members.memory_bytes + own + (self._group_slots.memory_bytes if self._group_slots else 0)
 
     def labels_and_ids(self, positions: Ints) -> tuple[Ints, Ints]:
         """Return the labels and ids at positions, int64 [n] each."""
@@ -356,16 +393,16 @@ class Placement:
         """Whether there is a slot for which nothing is planned."""
         return self.planned_count < len(self.planned)
 
-    def slots_of_group(self, number: int) -> Ints:
-        """Return the slots for which a sample of a group is planned, in rising order."""
-        used = np.flatnonzero(self.planned >= 0)
-        of_group: Ints = used[self.members.groups_at(self.planned[used]) == number]
-        return of_group
+    def room_for(self, count: int) -> int:
+        """Return how many of `count` samples storage takes without giving up others."""
+        return count if self.limit is None else min(count, max(0, self.limit - self.members.size))
 
-    def is_complete(self, group: int) -> bool:
-        """Whether all of a group is or will be in memory."""
-        there = self.members.groups.get(group)
-        return there is None or self.of_group.get(group, 0) == there.size
+    def slot_of_group(self, number: int, rank: int) -> int:
+        """Return the slot of a rank among those for which a sample of a group is planned, in rising order."""
+        if self._group_slots is None:
+            used = np.flatnonzero(self.planned >= 0)
+            self._group_slots = GroupSlots(used, self.members.groups_at(self.planned[used]))
+        return self._group_slots.at(number, rank)
 
     def slot_shown(self, position: int) -> int:
         """Return the slot in which a position is visible, -1 for none."""
@@ -393,12 +430,12 @@ class Placement:
 
     def count_labels(self, labels: Ints) -> None:
         """Count samples as seen, by label."""
-        for label, count in zip(*(part.tolist() for part in np.unique(labels, return_counts=True)), strict=True):
-            self.count_label(label, count)
+        for label in labels.tolist():
+            self.count_label(label)
 
-    def count_label(self, label: int, count: int = 1) -> None:
-        """Count samples of a label as seen."""
-        self.seen_of[label] = self.seen_of.get(label, 0) + count
+    def count_label(self, label: int) -> None:
+        """Count a sample as seen, by label."""
+        self.seen_of[label] = self.seen_of.get(label, 0) + 1
 
     def extend(self, decisions: Decisions, samples: slice, labels: Ints, ids: Ints) -> None:
         """Give samples new positions."""
@@ -408,21 +445,47 @@ class Placement:
         self._slot_of[first : self.members.size] = -1
         decisions.positions[samples] = np.arange(first, self.members.size)
 
-    def replace(self, decisions: Decisions, sample: int, position: int, label: int, id: int) -> None:
-        """Let a sample take a position; if that is in memory, the sample is there, too."""
-        old = self.members.group_at(position)
+    def replace(self, decisions: Decisions, samples: Ints, positions: Ints, labels: Ints, ids: Ints) -> None:
+        """Let samples take positions, one after the other; if one is in memory, its sample is there, too."""
+        if len(samples) == 1 or (self.members.by_class and (self.members.groups_at(positions) != labels).any()):
+            numbers = (samples.tolist(), positions.tolist(), labels.tolist(), ids.tolist())
+            for sample, position, label, id in zip(*numbers, strict=True):
+                self._replace(decisions, sample, position, label, id)
+            return
+        self.members.replace_in_groups(positions, labels, ids)
+        decisions.positions[samples] = positions
+        planned = self._slot_of[positions]
+        if not self._leaving and not decisions.leaving:
+            some = planned >= 0
+            samples, positions, planned = samples[some], positions[some], planned[some]
+        for sample, position, slot in zip(samples.tolist(), positions.tolist(), planned.tolist(), strict=True):
+            self._show_replaced(decisions, sample, position, slot)
+
+    def _replace(self, decisions: Decisions, sample: int, position: int, label: int, id: int) -> None:
+        """Let a sample take a position."""
+        old, planned = self.members.group_at(position), int(self._slot_of[position])
         self.members.replace(position, label, id)
-        new, planned, shown = self.members.group_at(position), int(self._slot_of[position]), self.slot_shown(position)
+        new = self.members.group_at(position)
         if old != new and planned >= 0:
-            self.of_group[old] -= 1
-            self.of_group[new] = self.of_group.get(new, 0) + 1
+            self._count(old, planned, -1)
+            self._count(new, planned, 1)
         decisions.positions[sample] = position
+        self._show_replaced(decisions, sample, position, planned)
+
+    def _show_replaced(self, decisions: Decisions, sample: int, position: int, planned: int) -> None:
+        """Let memory get a sample that has taken a position."""
+        shown = self.slot_shown(position)
         decisions.leaving.pop(position, None)
         if shown >= 0:
             decisions.writes[shown] = sample
             self.refreshed[shown] = False
         if planned >= 0 and planned != shown:
             decisions.late[position] = sample
+
+    def note_times(self, decisions: Decisions, times: Ints | int) -> None:
+        """Note when samples came that storage keeps: each one's Unix time, or one for all."""
+        kept = decisions.positions >= 0
+        self.members.note_times(decisions.positions[kept], times if isinstance(times, int) else times[kept])
 
     def displace(self, decisions: Decisions, sample: int, position: int, label: int, id: int) -> None:
         """Let a sample take a position, which leaves memory."""
@@ -469,7 +532,7 @@ class Placement:
         old = int(self.planned[slot])
         if old >= 0:
             self._slot_of[old] = -1
-            self._count(old, -1)
+            self._count(self.members.group_at(old), slot, -1)
         self.planned[slot] = position
         self._mark(slot)
         shown = int(self.visible[slot])
@@ -479,16 +542,17 @@ class Placement:
             self._leaving.pop(shown, None)
         if position >= 0:
             self._slot_of[position] = slot
-            self._count(position, 1)
+            self._count(self.members.group_at(position), slot, 1)
         else:
             self._first_vacant = min(self._first_vacant, slot)
 
     def plan_swaps(self, slots: Ints, positions: Ints) -> None:
         """Decide the next positions of distinct slots, each of which has a position planned and visible."""
         old = self.planned[slots]
-        for numbers, change in ((old, -1), (positions, 1)):
-            for group in self.members.groups_at(numbers).tolist():
-                self.of_group[group] = self.of_group.get(group, 0) + change
+        leaving, coming = self.members.groups_at(old), self.members.groups_at(positions)
+        for index in np.flatnonzero(leaving != coming).tolist():
+            self._count(int(leaving[index]), int(slots[index]), -1)
+            self._count(int(coming[index]), int(slots[index]), 1)
         self._slot_of[old] = -1
         self.planned[slots] = positions
         self._slot_of[positions] = slots
@@ -579,6 +643,7 @@ class Placement:
     def move(self, position: int, old: int) -> None:
         """Give the sample at `old` a position whose sample is gone."""
         self.members.replace(position, int(self.members.labels[old]), int(self.members.ids[old]))
+        self.members.note_times(np.array([position]), self.members.times[old])
         planned, shown = int(self._slot_of[old]), self.slot_shown(old)
         self._slot_of[position], self._slot_of[old] = planned, -1
         if planned >= 0:
@@ -690,13 +755,18 @@ class Placement:
         used = np.flatnonzero(planned >= 0)
         self._slot_of[planned[used]] = used
         self.planned_count = len(used)
-        groups, counts = np.unique(self.members.groups_at(planned[used]), return_counts=True)
-        self.of_group = dict(zip(groups.tolist(), counts.tolist(), strict=True))
+        self.of_group, self._group_slots = Sizes(), None
+        for group, size in Counter(self.members.groups_at(planned[used]).tolist()).items():
+            self.of_group.change(group, size)
 
-    def _count(self, position: int, change: int) -> None:
-        group = self.members.group_at(position)
-        self.of_group[group] = self.of_group.get(group, 0) + change
+    def _count(self, group: int, slot: int, change: int) -> None:
+        """Note that a slot is of a group, or no more."""
+        self.of_group.change(group, change)
         self.planned_count += change
+        if self._group_slots is not None and change > 0:
+            self._group_slots.add(group, slot)
+        elif self._group_slots is not None:
+            self._group_slots.remove(group, slot)
 
     def _move(self, slot: int, rank: int) -> None:
         """Give a slot a rank in the order; the slot of that rank gets its own."""

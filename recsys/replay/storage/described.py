@@ -14,7 +14,8 @@ from memhier.store.store import Store
 __all__ = ["META", "VERSION", "check_positions", "check_slots", "decode_meta"]
 
 META = "replay/meta"
-VERSION = 2
+VERSION = 3
+_READABLE = (2, VERSION)  # 2 had no times of arrival
 
 
 def _anything(value: Any) -> None:
@@ -65,8 +66,8 @@ def decode_meta(store: Store, raw: bytes) -> dict[str, Any]:
     """
     where = f"{store.path}: the value {META!r}"
     version = decode_json(raw, where, record({"version": integer()}))["version"]
-    if version != VERSION:
-        raise FormatError(f"{store.path}: holds a replay buffer of version {version}, expected {VERSION}")
+    if version not in _READABLE:
+        raise FormatError(f"{store.path}: holds a replay buffer of version {version}, expected 2 or {VERSION}")
     meta: dict[str, Any] = decode_json(raw, where, _CHECK)
     if _has_decks(meta):
         decode_json(raw, where, record({"policy": _DECK}))

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["INDEX_ROW_BYTES", "POSITIONS", "SLOTS", "IndexTable", "Kind", "index_keys", "joined"]
+__all__ = ["INDEX_ROW_BYTES", "POSITIONS", "POSITIONS_2", "SLOTS", "IndexTable", "Kind", "index_keys", "joined"]
 
 Ints = NDArray[np.int64]
 
@@ -104,7 +104,9 @@ class IndexTable(NamedTuple):
         return rows.reshape(-1).view(self.entry)[:size]
 
 
-POSITIONS = IndexTable(np.dtype([("id", "<i8"), ("label", "<i8"), ("rank", "<i8")]), Kind.POSITIONS)
-"""By position: id, label (-1 for none), and rank in its group."""
+POSITIONS = IndexTable(np.dtype([("id", "<i8"), ("label", "<i4"), ("rank", "<i4"), ("time", "<i8")]), Kind.POSITIONS)
+"""By position: id, label (-1 for none), rank in its group, and the Unix time of its arrival in seconds."""
+POSITIONS_2 = IndexTable(np.dtype([("id", "<i8"), ("label", "<i8"), ("rank", "<i8")]), Kind.POSITIONS)
+"""Those of buffers of version 2, without times."""
 SLOTS = IndexTable(np.dtype([("planned", "<i8"), ("visible", "<i8"), ("swapped", "<i8"), ("order", "<i8")]), Kind.SLOTS)
 """By slot: the positions planned and shown, the step of its last swap; by rank, the slot of that rank in `order`."""

@@ -17,13 +17,15 @@ from memhier.recsys.replay.storage.records import SampleCodec
 from memhier.rows.rows import rows_per_page
 from memhier.store.store import Store
 
-__all__ = ["Copies", "Room", "reclaim", "samples_within", "storage_bytes"]
+__all__ = ["Copies", "Growth", "Room", "reclaim", "samples_within", "storage_bytes"]
 
 _ENTRY = 12
 # The least share of live bytes after a checkpoint; and of those written since, if room is short.
 _KEPT_ALIVE, _FRESH_ALIVE = 0.8, 0.9
 _PART_BYTES = 2**16  # at least
 _PARTS = 64  # that room is divided into
+_GROWING_BYTES = 2**20  # of a part of a log without a budget, at least
+_GROWING_PARTS = 32  # of such a log in parts of equal size: few, since each is an open file
 _CATALOG_BYTES = 2**17  # of a small store; a larger one has some more, for checksums
 _LARGE_BYTES = 2**16  # records of as many bytes begin and end on a page
 
@@ -93,6 +95,27 @@ class Room:
 
     def _by_size(self) -> list[RowLog | Samples]:
         return sorted(self._logs, key=lambda log: -log.fresh_bytes)
+
+
+class Growth:
+    """Lets the parts of a log without a budget grow with it: to be rid of a sample, its whole part is rewritten.
+
+    Parameters
+    ----------
+    log
+        Of samples, or of the index.
+    """
+
+    def __init__(self, log: RowLog | Samples) -> None:
+        self._log = log
+        self._until = 0  # bytes to be written before parts may be larger
+        self.note(0)
+
+    def note(self, size: int) -> None:
+        """Count bytes that were written."""
+        self._until -= size
+        if self._until <= 0:
+            self._until = self._log.part_bytes = max(_GROWING_BYTES, self._log.disk_bytes // _GROWING_PARTS)
 
 
 def reclaim(log: RowLog) -> None:

@@ -17,10 +17,11 @@ from memhier.io.reader import Reader
 from memhier.log.row_log import RowLog
 from memhier.log.samples import Samples
 from memhier.recsys.replay.schema import Columns, Schema
-from memhier.recsys.replay.storage.described import META, check_positions, check_slots, decode_meta
-from memhier.recsys.replay.storage.index import INDEX_ROW_BYTES, POSITIONS, SLOTS, Kind, index_keys, joined
+from memhier.recsys.replay.storage.described import META, VERSION, check_positions, check_slots, decode_meta
+from memhier.recsys.replay.storage.index import INDEX_ROW_BYTES, POSITIONS, POSITIONS_2, SLOTS, Kind, index_keys, joined
 from memhier.recsys.replay.storage.records import SampleCodec
-from memhier.recsys.replay.storage.room import Room, reclaim
+from memhier.recsys.replay.storage.room import Growth, Room, reclaim
+from memhier.recsys.replay.storage.staged import StagedSamples
 from memhier.store.store import Finding, Store
 
 __all__ = ["KIND", "META", "Storage"]
@@ -75,6 +76,10 @@ class Storage:
         rows = len(Kind) * (max(capacity, meta["slots"]) // 48 + self._ahead_rows + 1)
         self._index = RowLog(store, _INDEX, INDEX_ROW_BYTES, self.reader, rows, key_space=rows, **beside)
         self._room: Room | None = None
+        self._growth: dict[RowLog | Samples, Growth] = {}
+        if store.writable:
+            self._growth = {log: Growth(log) for log in (self.samples, self._index)}
+        self._staged = StagedSamples(schema)
 
     @classmethod
     def create(
@@ -126,7 +131,8 @@ class Storage:
     @property
     def memory_bytes(self) -> int:
         """DRAM held by logs, reader and catalog."""
-        return self.store.memory_bytes + self.reader.memory_bytes + sum(log.memory_bytes for log in self.logs)
+        own = self.store.memory_bytes + self.reader.memory_bytes + self._staged.memory_bytes
+        return own + sum(log.memory_bytes for log in self.logs)
 
     @property
     def disk_bytes(self) -> int:
@@ -142,7 +148,25 @@ class Storage:
         self._room = Room(self.store, self.logs, budget)
 
     def append(self, positions: Ints, columns: Columns) -> None:
-        """Set samples; if a position comes twice, the last one counts."""
+        """Set samples; if a position comes twice, the last one counts.
+
+        A few samples wait for others, to be written with them.
+        """
+        count = len(positions)
+        if not self._staged.takes(count) or not self._staged.has_room(count):
+            self.settle()
+        if self._staged.takes(count):
+            self._staged.put(positions, columns)
+        else:
+            self._write(positions, columns)
+
+    def settle(self, positions: Ints | None = None) -> None:
+        """Write the samples that wait, if there are any at these positions; None for all positions."""
+        if len(self._staged) and (positions is None or self._staged.has_any(positions)):
+            self._write(self._staged.positions, self._staged.columns)
+            self._staged.clear()
+
+    def _write(self, positions: Ints, columns: Columns) -> None:
         if isinstance(self.samples, Samples):
             self._append(self.samples, positions, self.format.records(columns))
         elif self.format.row_bytes:
@@ -150,12 +174,19 @@ class Storage:
         else:
             self._append(self.samples, positions, np.zeros((len(positions), 1), np.uint8))
         if self._side is not None:
-            self.append_side(positions, columns)
+            self._write_side(self._side, positions, columns)
+
+    def _write_side(self, side: RowLog, positions: Ints, columns: Columns) -> None:
+        self._append(side, positions, self._side_format.rows(columns))
+        if self._room is None:
+            reclaim(side)
 
     def _append(self, log: RowLog | Samples, keys: Ints, records: Any) -> None:
         """Append records, piece by piece as there is room for them."""
         if self._room is None:
             _put(log, keys, records)
+            if log in self._growth:
+                self._growth[log].note(sum(map(len, records)))
             return
         if isinstance(log, Samples):
             ends = np.cumsum([len(record) for record in records])
@@ -172,9 +203,8 @@ class Storage:
     def append_side(self, positions: Ints, columns: Columns) -> None:
         """Set the mutable fields of samples."""
         if self._side is not None:
-            self._append(self._side, positions, self._side_format.rows(columns))
-            if self._room is None:
-                reclaim(self._side)
+            self.settle()
+            self._write_side(self._side, positions, columns)
 
     def read(self, positions: Ints, out: Columns) -> None:
         """Fill columns.
@@ -184,6 +214,11 @@ class Storage:
         CorruptionError
             If a sample is damaged.
         """
+        self.settle(positions)
+        self.read_settled(positions, out)
+
+    def read_settled(self, positions: Ints, out: Columns) -> None:
+        """Do what `read` does, on any thread, for positions that were settled."""
         if isinstance(self.samples, Samples):
             records = self.samples.get(positions)
             there = [record for record in records if record is not None]
@@ -258,6 +293,7 @@ class Storage:
 
     def delete(self, positions: Ints) -> None:
         """Remove samples."""
+        self.settle()
         for log in self._sample_logs:
             log.delete(positions)
 
@@ -279,6 +315,7 @@ class Storage:
         values
             Of the catalog.
         """
+        self.settle()
         data = b"".join(ahead)
         rows_now = _rows(len(data))
         padded = np.frombuffer(data.ljust(rows_now * INDEX_ROW_BYTES, b"\0"), np.uint8)
@@ -302,12 +339,13 @@ class Storage:
         return [data[start:stop] for start, stop in pairwise(ends)]
 
     def read_positions(self, meta: Mapping[str, Any]) -> NDArray[np.void]:
-        """Return the entries of all positions, as `POSITIONS` lays them out."""
+        """Return the entries of all positions, as `POSITIONS` lays them out, or `POSITIONS_2` for that version."""
         size = meta["size"]
         rows, found = self._index.read(POSITIONS.keys(0, POSITIONS.rows(size)))
         if not found.all() or len(self.samples) != size:
             raise CorruptionError(f"{self.store.path}: the index does not describe the {size} samples")
-        entries = POSITIONS.unpack(rows, size)
+        table = POSITIONS if meta["version"] == VERSION else POSITIONS_2
+        entries = table.unpack(rows, size)
         check_positions(entries, meta["by_class"], meta["same_class"] is False, self.store.path)
         return entries
 
@@ -332,6 +370,7 @@ class Storage:
         CorruptionError
             For damaged samples; a note names their ids.
         """
+        self.settle()
         failure: CorruptionError | None = None
         damaged: list[int] = []
         for start in range(0, len(positions), _CHECKED):
@@ -356,6 +395,7 @@ class Storage:
     def move(self, positions: Ints, old: Ints) -> None:
         """Copy the samples at `old` to other positions, whose samples are gone."""
         # As they are stored: a lossy codec must not pack them again.
+        self.settle()
         for log, records in zip(self._sample_logs, self._raw(old), strict=True):
             self._append(log, positions, records)
 
