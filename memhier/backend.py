@@ -77,6 +77,7 @@ if TYPE_CHECKING:
         embedding_pool: Final = staticmethod(_core.embedding_pool)
         embedding_take_steps: Final = staticmethod(_core.embedding_take_steps)
         embedding_update: Final = staticmethod(_core.embedding_update)
+        exact_max_sims: Final = staticmethod(_core.exact_max_sims)
         fence: Final = staticmethod(_core.fence)
         list_max_sims: Final = staticmethod(_core.list_max_sims)
         nearest_rows: Final = staticmethod(_core.nearest_rows)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from memhier.ann.multivector.coding.book import QueryTables
 from memhier.ann.multivector.coding.calibration import NEIGHBOURS, Effort
 from memhier.ann.multivector.coding.scores import estimates, list_scores, max_sims, upper_bounds
-from memhier.ann.multivector.items import spans, token_rows
+from memhier.ann.multivector.items import spans
 from memhier.ann.multivector.storage.snapshot import ItemSnapshot
 from memhier.ann.zoom.filters.bitmaps import Words, pack, unpack
 from memhier.ann.zoom.filters.where import evaluate, parse_for
@@ -30,7 +30,7 @@ Flags: TypeAlias = npt.NDArray[np.bool_]
 
 TALLY = ("probed", "candidates", "estimated", "ranked", "reads", "pages", "bytes", "rounds", "escalated")
 _FIRST_ROUND = 16  # items read at first
-_IN_ORDER = 4  # times the bytes that are read together, where most items are read in their order
+_IN_ORDER = 8  # times the bytes that are read together, where most items are read in their order
 _FEW_ALLOWED = 2048  # items that a filter leaves, which are all candidates
 _SAMPLED = 64  # items whose bounds tell how many these leave out
 _WORTH = 0.5  # of the items left, up to which bounds are worth their work
@@ -160,7 +160,7 @@ class ItemSearch:
         for low, high in spans(snapshot.waiting.starts, snapshot.token_bytes, self._together):
             some = waiting[np.searchsorted(waiting, low) : np.searchsorted(waiting, high)]
             if len(some):
-                scores = max_sims(self._query, *snapshot.waiting.take(some))
+                scores = max_sims(self._query, snapshot.waiting.tokens, *snapshot.waiting.bounds(some))
                 best.offer(scores, snapshot.fresh.ids[some], np.full(len(some), -1))
         tally["ranked"] += len(waiting)
         left = self._allowed.count(snapshot)
@@ -318,15 +318,18 @@ class ItemSearch:
             for low, high in spans(np.append(lows, highs[-1:]), part.token_bytes, _IN_ORDER * self._together):
                 some = np.flatnonzero(upper[here[low:high]] >= self._best.kth) + low
                 if len(some):
-                    first, last = lows[some[0]], highs[some[-1]]
-                    tokens, lengths = part.run(self._reads, int(first), int(last)), highs[some] - lows[some]
-                    if len(tokens) > lengths.sum():
-                        tokens = tokens[token_rows(lows[some] - first, highs[some] - first)]
-                    self._score(number, rows[some], tokens, lengths)
+                    first = int(lows[some[0]])
+                    tokens = part.run(self._reads, first, int(highs[some[-1]]))
+                    self._score(number, rows[some], tokens, lows[some] - first, highs[some] - first)
 
-    def _score(self, number: int, rows: Ints, tokens: npt.NDArray[Any], lengths: Ints) -> None:
-        """Take the items in `rows` of a part in, whose tokens lie end to end."""
-        scores = max_sims(self._query, tokens, np.concatenate([[0], np.cumsum(lengths)]))
+    def _score(self, number: int, rows: Ints, tokens: npt.NDArray[Any], lows: Ints, highs: Ints) -> None:
+        """Take in the items in `rows` of a part, each of the tokens from `lows` to `highs`."""
+        scores = max_sims(self._query, tokens, lows, highs)
+        near = scores >= self._best.kth
+        if not near.all():
+            rows, scores = rows[near], scores[near]
+        if not len(rows):
+            return
         ids = self._snapshot.parts[number].arrays.ids[rows]
         self._best.offer(scores, ids, positions_of(np.full(len(rows), number), rows))
 
@@ -337,14 +340,16 @@ class ItemSearch:
         """
         snapshot = self._snapshot
         lows, highs = snapshot.token_bounds(numbers)
-        ends, lengths = np.concatenate([[0], np.cumsum(highs - lows)]), highs - lows
+        ends = np.concatenate([[0], np.cumsum(highs - lows)])
         for low, high in spans(ends, snapshot.token_bytes, self._together):
             there = np.flatnonzero(upper[low:high] >= self._best.kth) + low
             some = {each[0]: each[1:] for each in snapshot.numbered(numbers[there])}
             readings = {number: part.reading(rows) for number, (part, _, rows) in some.items()}
             for number, tokens in read_together(self._reads, readings).items():
                 _, here, rows = some[number]
-                self._score(number, rows, tokens, lengths[there[here]])
+                lengths = (highs - lows)[there[here]]
+                stops = np.cumsum(lengths)
+                self._score(number, rows, tokens, stops - lengths, stops)
 
 
 def _nearest_lists(tables: QueryTables, probes: int) -> Ints:

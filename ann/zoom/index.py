@@ -4,7 +4,6 @@ import shutil
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from threading import RLock
@@ -37,7 +36,7 @@ from memhier.ann.zoom.preview.space import METRICS, Metric
 from memhier.ann.zoom.renewal.life import IndexWriter
 from memhier.ann.zoom.renewal.tune import tune_snapshot
 from memhier.ann.zoom.search.explanation import Explanation
-from memhier.ann.zoom.search.grouped import check_filters
+from memhier.ann.zoom.search.grouped import query_groups
 from memhier.ann.zoom.search.results import Chosen, RangeResult, SearchResult, iterate
 from memhier.ann.zoom.search.searcher import Searcher
 from memhier.ann.zoom.storage.catalog import AUDIT_KEY, KIND, Description
@@ -424,7 +423,8 @@ class ZoomIndex(Closing):
         allow, deny
             Ids: search only these vectors, or all but these. Any collection of them does: a list, set, view of a dict,
             iterator, column of a table, or an array of any shape. Ids that are not in the index count for nothing, and
-            so do the -1 and None of results: ``deny=result.ids`` is one. They come on top of `where`.
+            so do the -1 and None of results: ``deny=result.ids`` is one. They come on top of `where`. A list of
+            collections, or None, has those of each query; a collection that stands there several times counts once.
             Every search passes over all ids, and takes a bit for each vector, beyond `dram` where the index has no
             attributes.
 
@@ -443,18 +443,16 @@ class ZoomIndex(Closing):
         """
         one = where if where is None or isinstance(where, str) else None
         options = SearchOptions(k, recall, one, candidates, nprobe, max_reads, deadline_ms, fields, radius, allow, deny)
-        return self._search(queries, options, filters=None if one is where else where)
+        return self._search(queries, options, where=where)
 
     def _search(
-        self, queries: object, options: SearchOptions, chosen: Chosen | None = None, filters: object = None
+        self, queries: object, options: SearchOptions, chosen: Chosen | None = None, where: object = None
     ) -> SearchResult:
+        """Search with options; a filter, or one for each query, comes as `where`."""
         self._check_open()
         matrix, single = check_queries(queries, self.dimension)
-        if filters is not None and (every := check_filters(filters, len(matrix))):
-            allow, deny = options.allow, options.deny  # iterators serve one search
-            allow = None if allow is None else collected(allow, "allow")
-            deny = None if deny is None else collected(deny, "deny")
-            found = self._searcher.search_each(matrix, replace(options, allow=allow, deny=deny), every)
+        if groups := query_groups(where, options.allow, options.deny, len(matrix)):
+            found = self._searcher.search_each(matrix, options, groups)
         else:
             found = self._searcher.search(matrix, options, chosen)
         if not single:

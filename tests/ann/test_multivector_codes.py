@@ -50,7 +50,7 @@ def test_no_item_exceeds_its_bound(dimension, code_bytes, tail):
     assert coded.codes.shape == (len(tokens), book.book.code_bytes)
     assert book.book.code_bytes <= code_bytes
     tables = QueryTables(book, query)
-    exact = max_sims(query, tokens, starts)
+    exact = max_sims(query, tokens, starts[:-1], starts[1:])
     upper = upper_bounds(book, tables, coded, starts[:-1], starts[1:])
     assert (upper >= exact).all()
     for some in (estimates, list_scores):
@@ -91,6 +91,39 @@ def test_the_kernels_refuse_what_lies_outside():
     ):  # fmt: skip
         with pytest.raises(ValueError, match="max_sims"):
             backend.core.list_max_sims(**good | bad)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int8", "uint8"])
+@pytest.mark.parametrize(("vectors", "dimension"), [(1, 1), (3, 31), (16, 8), (17, 40), (70, 5)])
+def test_exact_scores_are_the_sums_of_the_largest_products(monkeypatch, dtype, vectors, dimension):
+    random = np.random.default_rng([vectors, dimension])
+    tokens = (random.normal(size=(60, dimension)) * 40 + 100 * (dtype == "uint8")).clip(-120, 250).astype(dtype)
+    tokens[20:29] = tokens[3:12]
+    query = random.normal(size=(vectors, dimension)).astype(np.float32)
+    lows, highs = np.array([0, 3, 59, 20, 7]), np.array([60, 12, 60, 29, 12])
+    pairs = zip(lows.tolist(), highs.tolist(), strict=True)
+    expected = [(tokens[low:high].astype(np.float64) @ query.T.astype(np.float64)).max(0).sum() for low, high in pairs]
+    size = np.abs(query).sum() * np.abs(tokens.astype(np.float64)).max()
+    for core in {backend.core, None}:
+        monkeypatch.setattr(backend, "core", core)
+        found = max_sims(query, tokens, lows, highs)
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6 * size)
+        assert found[1] == found[3]  # equal items, at other places
+        assert max_sims(query, tokens, lows[:0], highs[:0]).shape == (0,)
+
+
+@pytest.mark.skipif(backend.core is None, reason="there is no compiled core")
+def test_exact_scores_refuse_what_lies_outside():
+    good = {"query": np.ones((2, 3), np.float32), "tokens": np.ones((5, 3), np.float16), "dtype": 1,
+            "lows": np.array([0, 4]), "highs": np.array([2, 5]), "out": np.zeros(2, np.float32)}  # fmt: skip
+    backend.core.exact_max_sims(**good)
+    assert good["out"].tolist() == [6, 6]
+    for bad in (
+        {"highs": np.array([2, 6])}, {"lows": np.array([-1, 0])}, {"lows": np.array([0, 6])}, {"dtype": 4},
+        {"dtype": 0}, {"tokens": np.ones((5, 2), np.float16)}, {"lows": np.array([0])},
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match="exact_max_sims"):
+            backend.core.exact_max_sims(**good | bad)
 
 
 @pytest.mark.parametrize("dimension", [64, 128])

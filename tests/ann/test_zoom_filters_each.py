@@ -1,10 +1,11 @@
-"""A filter for each query of a call: results are those of single calls, each different filter evaluated once."""
+"""A filter or lists of ids for each query of a call: results are those of single calls, equal ones evaluated once."""
 
 import numpy as np
 import pytest
 
 from memhier.ann import ZoomIndex
 from memhier.ann.zoom.filters.attributes import Attributes
+from memhier.ann.zoom.search.search import Selection
 
 COUNT, DIMENSION = 1500, 16
 FILTERS = [
@@ -68,6 +69,51 @@ def test_lists_of_ids_and_radii_go_with_the_filters_of_queries(index):
             queries[number], 4, where=where, recall=1.0, allow=allow, deny=deny, radius=float(radii[number])
         )
         assert found.ids[number].tolist() == single.ids.tolist()
+
+
+@pytest.mark.parametrize("options", [{}, {"recall": 1.0, "radius": 25.0}, {"where": "number < 900"}], ids=str)
+def test_each_query_may_have_lists_of_ids_of_its_own(index, options):
+    every = np.array([name for block in index.ids() for name in block.tolist()], object)
+    some = every[::3].tolist()
+    allow = [some, None, set(every[:40].tolist()), every[:0].tolist(), some, iter(every[100:300].tolist())]
+    deny = [None, every[::2].tolist(), None, None, tuple(every[:9].tolist()), None]
+    expected = [None if each is None else list(each) for each in allow]
+    allow[5] = iter(expected[5])
+    queries, asked = queries_for(allow), dict(options)
+    found = index.search(queries, 4, allow=allow, deny=deny, **asked)
+    for number, of_one in enumerate(zip(expected, deny, strict=True)):
+        single = index.search(queries[number], 4, allow=of_one[0], deny=of_one[1], **asked)
+        assert found.ids[number].tolist() == single.ids.tolist()
+        np.testing.assert_array_equal(found.distances[number], single.distances)
+    where = ["number < 700", None, "sold", None, "sold", None]
+    both = index.search(queries, 4, **asked | {"where": where}, allow=every[::3], deny=deny)
+    for number, of_one in enumerate(zip(where, deny, strict=True)):
+        options_of_one = asked | {"where": of_one[0]}
+        single = index.search(queries[number], 4, **options_of_one, allow=every[::3].tolist(), deny=of_one[1])
+        assert both.ids[number].tolist() == single.ids.tolist()
+
+
+def test_lists_of_ids_of_another_number_and_other_values_are_refused(index, vectors):
+    every = [name for block in index.ids() for name in block.tolist()]
+    with pytest.raises(ValueError, match="deny has 2 lists for 3 queries"):
+        index.search(vectors[:3], 2, deny=[every[:2], None])
+    with pytest.raises(TypeError, match=r"allow\[1\]=.*expected a list of ids, or None"):
+        index.search(vectors[:2], 2, allow=[every[:2], every[0]])
+    with pytest.raises(TypeError, match="give its keys"):
+        index.search(vectors[:2], 2, allow=[{every[0]: 1}, None])
+    with pytest.raises(TypeError, match="allow holds a"):
+        index.search(vectors[:2], 2, allow=[[every[:2]], None])
+    with pytest.raises(TypeError, match="deny holds a"):
+        index.range_search(vectors[:2], 2, deny=[every[:2], every[:3]])
+
+
+def test_equal_lists_of_ids_are_looked_up_once(index, monkeypatch):
+    asked = []
+    of = Selection.of
+    monkeypatch.setattr(Selection, "of", lambda *limits: asked.append(limits) or of(*limits))
+    some = [name for block in index.ids() for name in block.tolist()][::3]
+    index.search(queries_for(range(6)), 3, allow=[some, None, some, None, some, some])
+    assert len(asked) == 2
 
 
 def test_equal_filters_are_evaluated_once(tmp_path, vectors, monkeypatch):

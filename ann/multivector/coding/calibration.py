@@ -301,7 +301,8 @@ def _needs_of_part(book: TokenBook, arrays: ItemArrays, source: ItemSource, quer
     """Return the needs of a query that is a part of the item `own`."""
     scored = Scored(book, [arrays], query, np.flatnonzero(np.arange(len(arrays)) != own))
     read = np.sort(scored.some[np.argsort(-scored.estimated, kind="stable")[:_RANKED]])
-    exact = max_sims(query, source.take(read), np.concatenate([[0], np.cumsum(source.lengths[read])]))
+    stops = np.cumsum(source.lengths[read])
+    exact = max_sims(query, source.take(read), stops - source.lengths[read], stops)
     order = np.lexsort((read, -exact))[:NEIGHBOURS]
     return Needs.of(scored, read[order], exact[order])
 

@@ -5,7 +5,6 @@ item (ColBERT, Khattab and Zaharia, SIGIR 2020).
 """
 
 from collections.abc import Iterator
-from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,11 +14,13 @@ from memhier import backend
 from memhier.ann.multivector.coding.book import COLUMNS, UNKNOWN, Coded, QueryTables, Table, TokenBook
 from memhier.ann.multivector.items import spans, token_rows
 
-__all__ = ["SCORE_BYTES", "estimates", "list_scores", "max_sims", "upper_bounds"]
+__all__ = ["SCORE_BYTES", "TOKEN_DTYPES", "estimates", "list_scores", "max_sims", "upper_bounds"]
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int64]
 
+TOKEN_DTYPES = tuple(np.dtype(name) for name in ("float32", "float16", "int8", "uint8"))
+"""Dtypes of tokens, in the order of the core."""
 SCORE_BYTES = 1 << 17  # of the tokens that are scored together, unless one item has more
 _ROUNDING = 2.0**-22  # of sums of products in single precision, relative, for each of them
 _MORE = 64  # products as many as these err in the turn of the axes
@@ -97,27 +98,29 @@ def upper_bounds(book: TokenBook, tables: QueryTables, coded: Coded, lows: Ints,
     return out
 
 
-def max_sims(query: Floats, tokens: npt.NDArray[Any], starts: Ints) -> Floats:
+def max_sims(query: Floats, tokens: npt.NDArray[Any], lows: Ints, highs: Ints) -> Floats:
     """Return MaxSim of a query ``[v, d]`` and items, exact but for rounding, float32 ``[n]``.
 
-    Equal items have equal scores: the products of each are made alone.
+    Equal items have equal scores: a product does not depend on the tokens beside it.
 
     Parameters
     ----------
     tokens
-        Of all items, end to end, ``[t, d]``.
-    starts
-        int64 ``[n + 1]``.
+        ``[t, d]``.
+    lows, highs
+        int64 ``[n]``: the tokens of each item, at least one.
     """
-    found, turned = np.empty(len(starts) - 1, np.float32), np.ascontiguousarray(query.T)
-    for first, stop in spans(starts, 4 * (query.shape[1] + len(query)), SCORE_BYTES):
-        bounds = (starts[first : stop + 1] - starts[first]).tolist()
-        floats = tokens[starts[first] : starts[stop]].astype(np.float32)
-        products = np.empty((len(floats), len(query)), np.float32)
-        for low, high in pairwise(bounds):
-            np.matmul(floats[low:high], turned, out=products[low:high])
-        largest = np.maximum.reduceat(products, bounds[:-1], axis=0)
-        found[first:stop] = largest.sum(axis=1, dtype=np.float64)
+    found = np.empty(len(lows), np.float32)
+    if backend.core is not None:
+        backend.core.exact_max_sims(
+            query=np.ascontiguousarray(query), tokens=np.ascontiguousarray(tokens),
+            dtype=TOKEN_DTYPES.index(tokens.dtype), lows=lows, highs=highs, out=found,
+        )  # fmt: skip
+        return found
+    turned = np.ascontiguousarray(query.T)
+    for item, (low, high) in enumerate(zip(lows.tolist(), highs.tolist(), strict=True)):
+        products = tokens[low:high].astype(np.float32) @ turned
+        found[item] = products.max(axis=0).sum(dtype=np.float64)
     return found
 
 

@@ -59,9 +59,13 @@ class WaitingItems:
         """DRAM held, in bytes."""
         return int(self.tokens.nbytes + self.starts.nbytes) + self.fresh.memory_bytes
 
+    def bounds(self, items: Ints) -> tuple[Ints, Ints]:
+        """Return where the tokens of items begin and end, int64 ``[m]`` each."""
+        return self.starts[items], self.starts[items + 1]
+
     def take(self, items: Ints) -> tuple[npt.NDArray[Any], Ints]:
         """Return the tokens of some items, in this order, and where each begins, int64 ``[m + 1]``."""
-        lows, highs = self.starts[items], self.starts[items + 1]
+        lows, highs = self.bounds(items)
         return self.tokens[token_rows(lows, highs)], np.concatenate([[0], np.cumsum(highs - lows)])
 
     def without(self, ids: Ints) -> "WaitingItems":

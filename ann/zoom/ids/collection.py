@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from memhier.ann.files import as_array
 
-__all__ = ["collected"]
+__all__ = ["collected", "holds_collections", "is_collection"]
 
 _DROPS = ("drop_null", "drop_nulls", "dropna")  # of pyarrow, polars and pandas
 
@@ -57,6 +57,19 @@ def collected(ids: Any, name: str) -> npt.NDArray[Any] | list[str]:
         return _of_objects(list(ids), name)
     array = np.asarray(ids).ravel()
     return _of_objects(array.tolist(), name) if array.dtype == object else _without_missing(array)
+
+
+def holds_collections(ids: object) -> bool:
+    """Return whether `ids` is a list with collections of ids in it."""
+    if not isinstance(ids, list | tuple):
+        return False
+    kinds = {kind for kind in set(map(type, ids)) if issubclass(kind, Iterable) and not issubclass(kind, str | bytes)}
+    return any(type(each) in kinds and is_collection(each) for each in ids) if kinds else False
+
+
+def is_collection(value: object) -> bool:
+    """Return whether a value holds ids, and is none itself."""
+    return isinstance(value, Iterable) and not isinstance(value, str | bytes) and getattr(value, "ndim", 1) > 0
 
 
 def _of_objects(values: list[Any], name: str) -> npt.NDArray[Any] | list[str]:

@@ -1,27 +1,63 @@
-"""Searches of one call whose queries have filters of their own: each different filter is evaluated once."""
+"""Searches of one call whose queries have filters, or lists of ids, of their own: equal ones are evaluated once."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from memhier.ann.zoom.ids.collection import collected, holds_collections, is_collection
 from memhier.ann.zoom.search.results import SearchResult
 
-__all__ = ["check_filters", "joined", "queries_by_filter"]
+__all__ = ["QueryGroup", "joined", "query_groups"]
 
 _MOST = frozenset({"rounds"})  # of all groups the most counts, and not the sum
 _BY_ESCALATION = ("no", "wider", "exact")
 
 
-def check_filters(filters: object, count: int) -> list[str | None]:
-    """Return a filter, or None, for each of `count` queries.
+@dataclass(frozen=True, slots=True)
+class QueryGroup:
+    """Queries that may find the same vectors.
+
+    Attributes
+    ----------
+    rows
+        int64 ``[n]``: the numbers of the queries.
+    where, allow, deny
+        As a search of one query takes them; ids out of iterators already.
+    """
+
+    rows: npt.NDArray[np.int64]
+    where: str | None
+    allow: object
+    deny: object
+
+
+def query_groups(where: object, allow: object, deny: object, count: int) -> list[QueryGroup] | None:
+    """Return the groups of `count` queries, in the order in which they come; None where all have the same limits.
 
     Raises
     ------
     ValueError, TypeError
-        For another number of them, or values that are no text.
+        For another number of filters or of lists than of queries, or values that are none.
     """
+    one = where is None or isinstance(where, str)
+    if not count or (one and not holds_collections(allow) and not holds_collections(deny)):
+        return None
+    filters: Sequence[Any] = [where] * count if one else _filters(where, count)
+    allowed, denied = _lists(allow, "allow", count), _lists(deny, "deny", count)
+    found = dict[tuple[object, int, int], list[int]]()
+    for number, (text, some, others) in enumerate(zip(filters, allowed, denied, strict=True)):
+        found.setdefault((text, id(some), id(others)), []).append(number)
+    return [
+        QueryGroup(np.array(rows, np.int64), filters[rows[0]], allowed[rows[0]], denied[rows[0]])
+        for rows in found.values()
+    ]
+
+
+def _filters(filters: object, count: int) -> list[str | None]:
+    """Return a filter, or None, for each of `count` queries."""
     if not isinstance(filters, Sequence | np.ndarray) or isinstance(filters, bytes):
         raise TypeError(f"where={filters!r}: expected text, or a list of text or None, one for each query")
     if len(filters) != count:
@@ -32,13 +68,17 @@ def check_filters(filters: object, count: int) -> list[str | None]:
     return list(filters)
 
 
-def queries_by_filter(filters: Sequence[str | None]) -> Iterator[tuple[str | None, npt.NDArray[np.int64]]]:
-    """Yield each different filter with the numbers of its queries, in the order in which they come."""
-    numbers: dict[str | None, list[int]] = {}
-    for number, each in enumerate(filters):
-        numbers.setdefault(each, []).append(number)
-    for each, of in numbers.items():
-        yield each, np.array(of, np.int64)
+def _lists(ids: Any, name: str, count: int) -> list[Any]:
+    """Return the ids, or None, for each of `count` queries; the same object where the same collection was given."""
+    if not holds_collections(ids):
+        return [None if ids is None else collected(ids, name)] * count
+    if len(ids) != count:
+        raise ValueError(f"{name} has {len(ids)} lists for {count} queries: expected one for each, or one list of ids")
+    for number, each in enumerate(ids):
+        if each is not None and not is_collection(each):
+            raise TypeError(f"{name}[{number}]={each!r}: expected a list of ids, or None for no limit")
+    made = {id(each): collected(each, name) for each in ids if each is not None}
+    return [made.get(id(each)) for each in ids]
 
 
 def joined(results: Sequence[tuple[npt.NDArray[np.int64], SearchResult]]) -> SearchResult:

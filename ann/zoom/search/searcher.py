@@ -19,7 +19,7 @@ from memhier.ann.zoom.filters.bitmaps import Words
 from memhier.ann.zoom.search.explaining import explain
 from memhier.ann.zoom.search.explanation import Explanation
 from memhier.ann.zoom.search.fields import FieldReader, chosen_fields
-from memhier.ann.zoom.search.grouped import joined, queries_by_filter
+from memhier.ann.zoom.search.grouped import QueryGroup, joined
 from memhier.ann.zoom.search.planning import Plan, plan_search
 from memhier.ann.zoom.search.range_search import WITHIN_TALLY, Within, all_nearest, range_effort, search_range
 from memhier.ann.zoom.search.results import Chosen, RangeResult, SearchResult
@@ -114,17 +114,18 @@ class Searcher:
             watch(search.snapshot, queries, options, result)
         return result
 
-    def search_each(self, queries: Floats, options: SearchOptions, filters: Sequence[str | None]) -> SearchResult:
-        """Return the nearest vectors of queries ``[q, d]``, each among those of its own filter, in one snapshot."""
+    def search_each(self, queries: Floats, options: SearchOptions, groups: Sequence[QueryGroup]) -> SearchResult:
+        """Return the nearest vectors of queries ``[q, d]``, each among those of its own group, in one snapshot."""
         started, ms, radius = time.monotonic(), options.deadline_ms, check_radius(options.radius, len(queries))
         own, found = list[SearchOptions](), list[tuple[Ints, SearchResult]]()
         with self._turns.next():
             state = self.state
-            for where, rows in queries_by_filter(filters):
+            for group in groups:
                 check_interrupt()
                 if ms is not None:  # the rest of the time, which is none where it is over
                     options = replace(options, deadline_ms=max(1e-6, ms - 1e3 * (time.monotonic() - started)))
-                own.append(replace(options, where=where, radius=None if radius is None else radius[rows]))
+                rows, near = group.rows, None if radius is None else radius[group.rows]
+                own.append(replace(options, where=group.where, allow=group.allow, deny=group.deny, radius=near))
                 found.append((rows, self._search(queries[rows], own[-1], state=state)[2]))
         if (watch := self.watch) is not None:
             for asked, (rows, result) in zip(own, found, strict=True):

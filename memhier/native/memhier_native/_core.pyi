@@ -350,6 +350,15 @@ def code_max_sims(
     heads: numpy.typing.NDArray[numpy.float32],
     out: numpy.typing.NDArray[numpy.float32],
 ) -> None: ...
+def exact_max_sims(
+    *,
+    query: numpy.typing.NDArray[numpy.float32],
+    tokens: numpy.typing.NDArray[Any] | memoryview,
+    dtype: int,
+    lows: numpy.typing.NDArray[numpy.int64],
+    highs: numpy.typing.NDArray[numpy.int64],
+    out: numpy.typing.NDArray[numpy.float32],
+) -> None: ...
 def nearest_rows(
     *,
     queries: numpy.typing.NDArray[numpy.float32],

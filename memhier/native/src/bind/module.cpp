@@ -17,6 +17,7 @@ NB_MODULE(_core, m) {
   register_links(m);
   register_list_graph(m);
   register_max_sim(m);
+  register_exact_max_sim(m);
   register_nearest_lists(m);
   register_offline(m);
   register_policies(m);

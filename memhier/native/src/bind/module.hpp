@@ -15,6 +15,7 @@ void register_embedding(nanobind::module_& m);
 void register_links(nanobind::module_& m);
 void register_list_graph(nanobind::module_& m);
 void register_max_sim(nanobind::module_& m);
+void register_exact_max_sim(nanobind::module_& m);
 void register_nearest_lists(nanobind::module_& m);
 void register_offline(nanobind::module_& m);
 void register_policies(nanobind::module_& m);
