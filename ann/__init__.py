@@ -7,13 +7,15 @@ from memhier.lazy import lazy
 if TYPE_CHECKING:
     from memhier.ann.decoder import LogitIndex, SparseLogits, TopKSoftmax, open_head
     from memhier.ann.files import GroundTruth, VectorReader, open_vectors, read_ground_truth, write_vectors
-    from memhier.ann.multivector import ItemResult, MultiVectorIndex
+    from memhier.ann.multivector import ItemExplanation, ItemRecord, ItemResult, MultiVectorIndex
     from memhier.ann.zoom import CandidateRecord, Explanation, RangeResult, SearchResult, ZoomIndex
 
 __all__ = [
     "CandidateRecord",
     "Explanation",
     "GroundTruth",
+    "ItemExplanation",
+    "ItemRecord",
     "ItemResult",
     "LogitIndex",
     "MultiVectorIndex",
@@ -33,7 +35,7 @@ __all__ = [
 _HOMES = {
     "decoder": ("LogitIndex", "SparseLogits", "TopKSoftmax", "open_head"),
     "files": ("GroundTruth", "VectorReader", "open_vectors", "read_ground_truth", "write_vectors"),
-    "multivector": ("ItemResult", "MultiVectorIndex"),
+    "multivector": ("ItemExplanation", "ItemRecord", "ItemResult", "MultiVectorIndex"),
     "zoom": ("CandidateRecord", "Explanation", "RangeResult", "SearchResult", "ZoomIndex"),
 }
 if not TYPE_CHECKING:  # a type checker would take any name for one of the package

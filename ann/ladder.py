@@ -5,7 +5,9 @@ searched with steps of the ladder, and with a step between two of them. The leas
 control (Angelopoulos et al., 2022), stays below the loss that a recall allows is taken.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Protocol, TypeAlias, TypeVar
 
 __all__ = ["Steps", "Trial", "Trials", "least_efforts"]
@@ -34,7 +36,7 @@ class Trials(Protocol[E]):
         """The number of queries."""
 
     def of(self, effort: E) -> Trial:
-        """Return the trial of an effort."""
+        """Return the trial of an effort, which is asked for once."""
 
     def mixed(self, few: E, enough: E, share: float) -> E:
         """Return an effort that is greater than `few` by a share of the difference to `enough`."""
@@ -46,21 +48,21 @@ class Trials(Protocol[E]):
 def least_efforts(trials: Trials[E], steps: Steps[E]) -> Steps[E]:
     """Return the least effort of each recall that `steps` keep, by ascending recall, with the pages of a query."""
     least: Steps[E] = []
-    count, at = len(trials), 0
+    of, count, at = cache(trials.of), len(trials), 0
     for number, (recall, _, _) in enumerate(steps):
         allowed = ((1 - recall) * (count + 1) - 1) / max(1, count)
         if allowed < 0:  # these queries are too few to tell; steps before `at` lose too much even for lower recalls
             at = max(at, number)
             least.append((recall, *steps[at][1:]))
             continue
-        while at < len(steps) and trials.of(steps[at][1]).loss > allowed:
+        while at < len(steps) and of(steps[at][1]).loss > allowed:
             at += 1
         if at == len(steps):
             break
         effort = steps[at][1]
         if at > 0:
-            effort = _between(trials, steps[at - 1][1], effort, allowed)
-        least.append((recall, effort, trials.of(effort).pages))
+            effort = _between(of, trials.mixed, (steps[at - 1][1], effort), allowed)
+        least.append((recall, effort, of(effort).pages))
     for number in reversed(range(len(least) - 1)):
         # An effort that is enough for a higher recall is enough for the lower one as well.
         if trials.parts(least[number][1]) > trials.parts(least[number + 1][1]):
@@ -68,16 +70,17 @@ def least_efforts(trials: Trials[E], steps: Steps[E]) -> Steps[E]:
     return least
 
 
-def _between(trials: Trials[E], few: E, enough: E, allowed: float) -> E:
-    """Return an effort near the loss allowed, between one that loses more and one that is `enough`."""
+def _between(of: Callable[[E], Trial], mixed: Callable[[E, E, float], E], ends: tuple[E, E], allowed: float) -> E:
+    """Return an effort near the loss allowed, between one that loses more and one that is enough."""
+    few, enough = ends
     low, high, chosen = 0.0, 1.0, enough
-    lost, kept = trials.of(few).loss, trials.of(enough).loss
+    lost, kept = of(few).loss, of(enough).loss
     for _ in range(_ATTEMPTS):
         if allowed - kept < _CLOSE:
             break
         share = low + (high - low) * min(1.0, (lost - allowed) / (lost - kept) + _SAFE)
-        effort = trials.mixed(few, enough, share)
-        loss = trials.of(effort).loss
+        effort = mixed(few, enough, share)
+        loss = of(effort).loss
         if loss <= allowed:
             high, kept, chosen = share, loss, effort
         else:

@@ -24,7 +24,7 @@ READER = "bags embedding embedding_bag found opened pooled rows stats"
 READS = {
     "LogitIndex": "choose distribution draws_pay envelope is_stale log_prob logits logits_of partition save scan_pays "
     "stats topk way",
-    "MultiVectorIndex": "blocks contains fetch ids push reconstruct search stats",
+    "MultiVectorIndex": "blocks contains explain fetch ids push reconstruct search stats",
     "Store": "attach check get keys newer not_writable push read_segment segments",
     "Reader": "read run stats",
     "Rows": "read read_range",

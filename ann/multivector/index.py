@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -11,11 +12,14 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from memhier.ann.multivector.auditing import AuditedItems
 from memhier.ann.multivector.build import ItemBuild, build_items
 from memhier.ann.multivector.coding.book import TokenBook
+from memhier.ann.multivector.explanation import ItemExplanation
 from memhier.ann.multivector.items import GivenItems, as_queries
 from memhier.ann.multivector.results import ItemResult
-from memhier.ann.multivector.search import TALLY, Allowed, ItemSearch
+from memhier.ann.multivector.search import Allowed
+from memhier.ann.multivector.searcher import ItemSearcher
 from memhier.ann.multivector.storage.catalog import KIND, ItemDescription
 from memhier.ann.multivector.storage.footprint import ItemFootprint
 from memhier.ann.multivector.storage.layout import read_bytes
@@ -24,24 +28,27 @@ from memhier.ann.multivector.storage.snapshot import ItemSnapshot, WaitingItems
 from memhier.ann.multivector.storage.stored import item_blocks, tokens_of
 from memhier.ann.multivector.tuning import tuned
 from memhier.ann.multivector.writer import ItemWriter
-from memhier.ann.zoom.arguments import check_either, check_fields, check_given
+from memhier.ann.zoom.arguments import SearchOptions, check_either, check_fields, check_given
+from memhier.ann.zoom.audit.audit import Auditor, audit_bytes
+from memhier.ann.zoom.audit.record import AuditRecord
 from memhier.ann.zoom.filters.bitmaps import BitmapCache
-from memhier.ann.zoom.search.fields import FieldReader, chosen_fields
-from memhier.ann.zoom.search.searcher import Turns
-from memhier.ann.zoom.storage.ids import Sightings, as_ids, locate, locate_all, refuse_clashes, stream_ids, with_repeats
+from memhier.ann.zoom.search.fields import fields_of_ids
+from memhier.ann.zoom.storage.catalog import AUDIT_KEY
+from memhier.ann.zoom.storage.ids import as_ids, locate, refuse_clashes, stream_ids, with_repeats
 from memhier.ann.zoom.storage.layout import attribute_bytes, read_depth
 from memhier.arguments import check_here, check_int, check_number
 from memhier.budget import parse_bytes
 from memhier.closing import Closing
 from memhier.errors import ClosedError, FormatError
 from memhier.io.reader import Reader
-from memhier.shield import close_made, shielded, shielded_giving
+from memhier.shield import close_made, shielded, shielded_giving, when_gone
 from memhier.store.store import CACHE_BYTES, Store, Transfer, Verify
 
 __all__ = ["MultiVectorIndex"]
 
-TARGET = 0.99
+SEARCH_OPTIONS = frozenset({"recall", "where", "max_reads", "deadline_ms", "allow", "deny", "fields"})
 _WORK_BYTES = 1 << 18  # of a running filter
+_AUDITED_VECTORS = 4, 32  # of a query: for which an audit has to have room, and has where DRAM allows it
 
 
 class MultiVectorIndex(Closing):
@@ -65,22 +72,27 @@ class MultiVectorIndex(Closing):
     np.int64(7)
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, audit: float = 0.0) -> None:
         if not isinstance(store, Store):
             raise TypeError(f"store={store!r}: expected a Store; MultiVectorIndex.open(path) opens an index")
         self._store = store
         about = self._about = ItemDescription.load(store)
         self._reader = reader = Reader(depth=read_depth(about.dram))
         try:
-            self._footprint, opener, self._state = _opened(store, reader, about)
+            self._footprint, opener, state = _opened(store, reader, about)
         except BaseException:
             reader.close()
             raise
         self._closed = False
-        self._turns = Turns(about.searches)
+        self._searcher = ItemSearcher(state, reader, about.searches)
         writable = store.writable
         self._writer = ItemWriter(store, reader, opener, about, self._footprint) if writable else None
         self._lock = RLock() if self._writer is None else self._writer.lock
+        try:
+            self._audit = self._start_audit(audit) if audit else None
+        except BaseException:
+            reader.close()
+            raise
 
     @classmethod
     def build(
@@ -173,6 +185,7 @@ class MultiVectorIndex(Closing):
         verify: Verify = "read",
         cache: str | PathLike[str] | None = None,
         cache_bytes: int | str = CACHE_BYTES,
+        audit: float = 0.0,
     ) -> Self:
         """Open the index at `path`.
 
@@ -185,20 +198,43 @@ class MultiVectorIndex(Closing):
             in the state that was committed when it opened the index, or at its last :meth:`refresh`.
         verify, cache, cache_bytes
             As in :meth:`memhier.Store.open`.
+        audit
+            The share of queries that a thread of low priority searches again at recall 1, as :meth:`ZoomIndex.open
+            <memhier.ann.ZoomIndex.open>` has it: ``stats()["audit"]`` has the recall found. Where that is less than
+            declared, or after 1,000 queries clearly more, the thread tunes the index for the audited queries, as
+            :meth:`tune` does, once it has kept 128 of one class. It keeps up to 1,000 in half of the DRAM that the
+            index leaves of its ``dram=``.
 
         Raises
         ------
+        BudgetError
+            When `audit` has no room in the index's DRAM.
         FileNotFoundError, FormatError, CorruptionError
             When there is no index at `path`, or it is damaged.
         LockedError
             When `writable` is true and another process has it open for writing.
         """
+        share = check_number("audit", audit, 0, 1)
         store = Store.open(path, kind=KIND, writable=writable, verify=verify, cache=cache, cache_bytes=cache_bytes)
         try:
-            return cls(store)
+            return cls(store, share)
         except BaseException:
             store.close()
             raise
+
+    def _start_audit(self, share: float) -> Auditor:
+        state, about, writer = self._searcher.state, self._about, self._writer
+        short, long = (each * self.dimension for each in _AUDITED_VECTORS)
+        tuning = self._footprint.search_bytes(state, state.longest)
+        room = audit_bytes(short, long, about.dram - self._footprint.planned(state) - tuning)
+        index = AuditedItems(self._searcher, self._reader, writer, self._lock)
+        counts = AuditRecord.load(self._store.get(AUDIT_KEY), index.efforts(state), index.plain, self._store.path)
+        self._footprint.audit_bytes = room + tuning
+        if writer is not None:
+            writer.record = counts.encode
+        audit = Auditor(share, about.seed, index, room=room, counts=counts)
+        when_gone(self, audit.stop)
+        return audit
 
     def search(
         self,
@@ -207,6 +243,8 @@ class MultiVectorIndex(Closing):
         *,
         recall: float | None = None,
         where: str | None = None,
+        max_reads: int | None = None,
+        deadline_ms: float | None = None,
         allow: object = None,
         deny: object = None,
         fields: bool | Sequence[str] | None = None,
@@ -229,10 +267,22 @@ class MultiVectorIndex(Closing):
             large enough by a bound that holds for certain, and so finds the best items exactly.
         where
             A filter on attributes, such as ``"year >= 2020"``: only items that fulfil it are searched.
+        max_reads
+            The most pages of items read for one query, where a page that several items share counts for each. The items
+            of the largest bounds come first; where the next one does not fit, the search ends.
+        deadline_ms
+            Milliseconds after which no further round of reads starts; the search returns the best ranked until then,
+            and none on SSD for queries whose turn comes later.
         allow, deny
             Ids: search only these items, or all but these. Any collection, which may hold ids that no item has.
         fields
-            Attributes and documents to return with the items: True for all, or a list of names.
+            Attributes and documents to return with the items: True for all, or a list of names. They are read once the
+            items are found, beyond `max_reads` and `deadline_ms`.
+
+        Warns
+        -----
+        RecallWarning
+            When limits keep a search from the recall asked for; once. ``stats["recall"]`` is the recall that it keeps.
 
         Raises
         ------
@@ -246,39 +296,52 @@ class MultiVectorIndex(Closing):
         A query costs one product of its vectors with all centroids, work linear in the vectors of the candidates, and
         the reads of the items that it ranks.
         """
+        options = SearchOptions(
+            k, recall, where, max_reads=max_reads, deadline_ms=deadline_ms, fields=fields, allow=allow, deny=deny
+        )
         self._check_open()
         wanted, single = as_queries(queries, self.dimension)
-        k = check_int("k", k, 1)
-        share = TARGET if recall is None else check_number("recall", recall, 0, 1, above=True)
-        check_fields(fields)
-        ids = np.full((len(wanted), k), -1, np.int64)
-        scores = np.full((len(wanted), k), -np.inf, np.float32)
-        tally = dict.fromkeys(TALLY, 0)
-        with self._turns.next():
-            state = self._state
-            names = chosen_fields(state, fields)
-            allowed, sightings = Allowed.of(state, where, allow, deny), Sightings(state.parts, state.fresh)
-            efforts = [state.calibration.effort(share, len(query)) for query in wanted]
-            for row, (query, effort) in enumerate(zip(wanted, efforts, strict=True)):
-                best, work = ItemSearch(state, self._reader, query, k, allowed).run(effort)
-                ids[row, : len(best.ids)], scores[row, : len(best.ids)] = best.ids, best.scores
-                sightings.note(best.ids, best.positions)
-                tally = {name: tally[name] + work[name] for name in TALLY}
-            fields_of = FieldReader(state, self._reader, names)
-            columns = fields_of.found(ids, sightings)
-            named: npt.NDArray[Any] = ids
-            if state.id_kind == "str":
-                named = sightings.named(ids, fields_of.reads.tally)
-        filtered = where is not None or allow is not None or deny is not None
-        stats: dict[str, Any] = {"queries": len(wanted)} | tally
-        exact = all(effort is None for effort in efforts)
-        stats |= {"calibrated": exact or not filtered, "recall": 1.0 if exact else share}
-        stats["escalated"] = "exact" if None in efforts or tally["escalated"] else "no"
-        payload = fields_of.reads.tally
-        stats |= {f"payload_{name}": int(payload[name][0]) for name in ("reads", "pages", "bytes")}
+        found = self._searcher.search(wanted, options)
         if not single:
-            return ItemResult(named, scores, stats, columns)
-        return ItemResult(named[0], scores[0], stats, {name: column[0] for name, column in columns.items()})
+            return found
+        fields_of_one = {name: column[0] for name, column in found.fields.items()}
+        return ItemResult(found.ids[0], found.scores[0], found.stats, fields_of_one)
+
+    def explain(self, query: object, k: int = 10, **options: Any) -> ItemExplanation:
+        """Search for one query and tell its steps: lists looked at, items scored by codes, pages read, why it stopped.
+
+        The search is that of :meth:`search`. The account takes 20 bytes for each item of the index beside it, and half
+        a KiB for each of its records.
+
+        Parameters
+        ----------
+        query
+            ``[vectors, d]``.
+        k
+            Number of items.
+        **options
+            As in :meth:`search`.
+
+        Examples
+        --------
+        >>> import numpy as np, tempfile
+        >>> from memhier.ann import MultiVectorIndex
+        >>> items = np.eye(8, dtype="float32").reshape(4, 2, 8)
+        >>> with MultiVectorIndex.build(tempfile.mkdtemp() + "/index", items, dram="4MiB") as index:
+        ...     print(index.explain(items[2], k=1))
+        1 of 1 lists were looked at, with 4 of 4 items;
+        4 were scored by their codes.
+        4 were ranked exactly, by bounds that hold for certain, in 1 round: 1 pages read.
+        It stopped as every candidate had been read.
+        """
+        if unknown := options.keys() - SEARCH_OPTIONS:
+            raise TypeError(f"{min(unknown)}=: expected options of MultiVectorIndex.search")
+        asked = SearchOptions(k, **options)
+        self._check_open()
+        wanted, single = as_queries(query, self.dimension)
+        if not single:
+            raise ValueError(f"query holds {len(wanted)} queries: expected one, a matrix [vectors, {self.dimension}]")
+        return self._searcher.explain(wanted[0], asked)
 
     def reconstruct(self, ids: object) -> list[Any]:
         """Return the vectors of items, which may repeat, as they are stored: a matrix ``[vectors, d]`` for each id.
@@ -289,7 +352,7 @@ class MultiVectorIndex(Closing):
             For an id that is not in the index.
         """
         self._check_open()
-        state = self._state
+        state = self._searcher.state
         wanted, inverse = with_repeats(ids, state.id_kind)
         found = tokens_of(state, wanted, self._reader)
         return [found[place] for place in inverse.tolist()]
@@ -303,7 +366,7 @@ class MultiVectorIndex(Closing):
             int64, or strings as objects, ``[n]``; a matrix ``[vectors, d]`` for each, as stored.
         """
         self._check_open()
-        return item_blocks(self._state, self._reader)
+        return item_blocks(self._searcher.state, self._reader)
 
     def ids(self, where: str | None = None) -> Iterator[npt.NDArray[Any]]:
         """Return all ids of the index, as it is now, some thousand at a time, in the order on SSD.
@@ -320,36 +383,18 @@ class MultiVectorIndex(Closing):
         """
         self._check_open()
         if where is None:
-            return stream_ids(self._state.parts, self._state.fresh)
-        with self._turns.next():
-            state = self._state
+            return stream_ids(self._searcher.state.parts, self._searcher.state.fresh)
+        with self._searcher.turns.next():
+            state = self._searcher.state
             allowed = Allowed.of(state, where)
             return stream_ids(state.parts, state.fresh, allowed.words(state), allowed.waiting)
 
     def fetch(self, ids: object, fields: bool | Sequence[str] = True) -> dict[str, npt.NDArray[Any]]:
-        """Return attributes and documents of ids, which may repeat, ``[n]`` each by name, in the order of `ids`.
-
-        Parameters
-        ----------
-        ids
-            Integers or strings ``[n]``, of the index's type.
-        fields
-            As in :meth:`search`.
-
-        Raises
-        ------
-        KeyError
-            For an id that is not in the index.
-        ValueError
-            For a field that the index does not have.
-        """
+        """Return attributes and documents of ids, as :meth:`ZoomIndex.fetch <memhier.ann.ZoomIndex.fetch>` does."""
         self._check_open()
         check_fields(fields)
-        with self._turns.next():
-            state = self._state
-            wanted, inverse = with_repeats(ids, state.id_kind)
-            reader = FieldReader(state, self._reader, chosen_fields(state, fields))
-            return reader.of(locate_all(state.parts, state.fresh, wanted), inverse)
+        with self._searcher.turns.next():
+            return fields_of_ids(self._searcher.state, self._reader, ids, fields)
 
     def contains(self, ids: object) -> npt.NDArray[np.bool_]:
         """Return whether an item has each of these ids, which may repeat, bool ``[n]``.
@@ -360,7 +405,7 @@ class MultiVectorIndex(Closing):
             For ids that no item can have, or of another type than those of the index.
         """
         self._check_open()
-        state = self._state
+        state = self._searcher.state
         wanted, inverse = with_repeats(ids, state.id_kind)
         return locate(state.parts, state.fresh, wanted).known[inverse]
 
@@ -387,7 +432,9 @@ class MultiVectorIndex(Closing):
                 about = ItemDescription.load(following)
                 if about.shape != self._about.shape:
                     raise FormatError(f"{self.path}: another index lies there now; open it with MultiVectorIndex.open")
-                self._footprint, _, self._state = _opened(following, self._reader, about)
+                footprint, _, self._searcher.state = _opened(following, self._reader, about)
+                footprint.audit_bytes = self._footprint.audit_bytes
+                self._footprint = footprint
             except BaseException:
                 following.close()
                 raise
@@ -428,7 +475,7 @@ class MultiVectorIndex(Closing):
         given = self._given(items, lengths)
         names = None if ids is None else as_ids(ids, self._about.id_kind)
         with writer.lock:
-            self._state, found = writer.add(self._state, given, names, attributes, documents)
+            self._searcher.state, found = writer.add(self._searcher.state, given, names, attributes, documents)
         return found.values()
 
     @shielded
@@ -455,11 +502,11 @@ class MultiVectorIndex(Closing):
         check_either(ids, where)
         with writer.lock:
             if where is not None:
-                with self._turns.next():
-                    self._state, count = writer.remove_where(self._state, where)
+                with self._searcher.turns.next():
+                    self._searcher.state, count = writer.remove_where(self._searcher.state, where)
                 return count
             names = as_ids(ids, self._about.id_kind)
-            self._state = writer.remove(self._state, names)
+            self._searcher.state = writer.remove(self._searcher.state, names)
         return len(names)
 
     @shielded
@@ -491,7 +538,7 @@ class MultiVectorIndex(Closing):
         check_given(items, attributes, documents)
         given = None if items is None else self._given(items, lengths)
         with writer.lock:
-            self._state, _ = writer.update(self._state, names, given, attributes, documents)
+            self._searcher.state, _ = writer.update(self._searcher.state, names, given, attributes, documents)
 
     @shielded
     def upsert(
@@ -528,7 +575,9 @@ class MultiVectorIndex(Closing):
         names = as_ids(ids, self._about.id_kind)
         given = self._given(items, lengths)
         with writer.lock:
-            self._state, added = writer.update(self._state, names, given, attributes, documents, insert=True)
+            self._searcher.state, added = writer.update(
+                self._searcher.state, names, given, attributes, documents, insert=True
+            )
         return added
 
     @shielded
@@ -548,7 +597,7 @@ class MultiVectorIndex(Closing):
         """
         writer = self._check_writable()
         with writer.lock:
-            self._state = writer.commit(self._state, compact)
+            self._searcher.state = writer.commit(self._searcher.state, compact)
 
     def compact(self) -> None:
         """Commit, and make lists, codes and calibration anew from all items; it takes the time and DRAM of a build."""
@@ -591,12 +640,12 @@ class MultiVectorIndex(Closing):
         self._check_open()
         wanted, _ = as_queries(queries, self.dimension)
         with self._lock:
-            state = self._state
-            with self._turns.next():
+            state = self._searcher.state
+            with self._searcher.turns.next():
                 calibration = tuned(state, self._reader, wanted)
             if self._writer is not None:
                 self._writer.keep_tuning(calibration)
-            self._state = replace(state, calibration=calibration)
+            self._searcher.state = replace(state, calibration=calibration)
 
     @shielded
     def save_to(self, path: str | PathLike[str]) -> None:
@@ -616,7 +665,7 @@ class MultiVectorIndex(Closing):
         return Store.pull(url, path, kind=KIND, generation=generation)
 
     def __len__(self) -> int:
-        return self._state.count
+        return self._searcher.state.count
 
     def __repr__(self) -> str:
         return f"MultiVectorIndex({str(self.path)!r}, {len(self)} items x {self.dimension} {self._about.dtype})"
@@ -634,20 +683,21 @@ class MultiVectorIndex(Closing):
     @property
     def fields(self) -> dict[str, str]:
         """Types of the attributes by name, as :attr:`ZoomIndex.fields` has them, and ``"document"`` of documents."""
-        return {**self._state.schema, **dict.fromkeys(self._state.documents, "document")}
+        return {**self._searcher.state.schema, **dict.fromkeys(self._searcher.state.documents, "document")}
 
     @property
     def memory_bytes(self) -> int:
         """DRAM held, in bytes: codes, ids, lists, checksums, read and work buffers."""
-        return self._footprint.held(self._state)
+        return self._footprint.held(self._searcher.state)
 
     def stats(self) -> dict[str, Any]:
         """Return plain numbers: sizes, and the reader's work since open.
 
         ``memory_bytes`` is the DRAM held now; ``planned_bytes`` is the most that it becomes while ``searches`` run at a
-        time and items are removed. ``vector_bytes`` are the bytes of all vectors that a search can find.
+        time and items are removed. ``vector_bytes`` are the bytes of all vectors that a search can find. ``audit`` is
+        None without an audit, otherwise as :meth:`ZoomIndex.stats <memhier.ann.ZoomIndex.stats>` has it.
         """
-        state, about = self._state, self._about
+        state, about = self._searcher.state, self._about
         alive = [part.tokens_alive for part in state.parts]
         vectors = sum(alive) + int(state.waiting.starts[-1])
         return {
@@ -665,6 +715,7 @@ class MultiVectorIndex(Closing):
             "vector_bytes": vectors * self.dimension * about.token_dtype.itemsize,
             "file_bytes": sum(segment.length for segment in self._store.segments().values()),
             "calibrated": state.calibration.known,
+            "audit": None if self._audit is None else self._audit.stats(),
             **self._reader.stats(),
         }
 
@@ -677,7 +728,11 @@ class MultiVectorIndex(Closing):
     @shielded
     def close(self) -> None:
         """Release files and memory; further calls raise :class:`ClosedError`. May be called twice."""
+        audited = self._audit is not None and self._audit.end()  # before the lock, which it may wait for
         with self._lock:
+            if self._writer is not None and audited and not self._closed:
+                with suppress(Exception):  # files and memory are released all the same
+                    self._writer.keep_record()
             self._closed = True
             self._reader.close()
             self._store.close()

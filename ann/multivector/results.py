@@ -30,11 +30,13 @@ class ItemResult(Hits):
         Plain numbers of this call, sums over its queries. ``queries``: their number. ``probed``: lists looked at.
         ``candidates``: items with a token there, scored by their lists; ``estimated``: those scored by their codes;
         ``ranked``: those scored exactly. ``reads``, ``pages`` and ``bytes``: the I/Os for them; ``rounds``:
-        submissions.
+        submissions. ``stopped``: why the first query ended; ``stopped_early``: queries that a limit on reads or time
+        ended.
         ``calibrated``: whether the effort is known to reach the recall asked for (never with a filter). ``recall``: the
-        recall asked for; 1.0 where the search was exact. ``escalated``: ``"exact"`` where some query was compared with
-        all items by bounds that hold for certain, as it is unlike those calibrated or the recall is too high; ``"no"``
-        elsewhere. ``payload_reads``, ``payload_pages`` and ``payload_bytes``:
+        recall asked for, or less where limits forbid it; 1.0 where the search was exact. ``escalated``: ``"exact"``
+        where some query was compared with all items by bounds that hold for certain, as it is unlike those calibrated
+        or the recall is too high; ``"no"`` elsewhere.
+        ``payload_reads``, ``payload_pages`` and ``payload_bytes``:
         the I/Os for fields and for strings, which are none of the others.
     fields
         Attributes and documents by name, each of the shape of `ids`, as :class:`memhier.ann.SearchResult` has them;

@@ -7,11 +7,14 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from memhier.ann.limits import NO_LIMITS
+from memhier.ann.multivector.allowance import Allowance
 from memhier.ann.multivector.coding.book import QueryTables
 from memhier.ann.multivector.coding.calibration import NEIGHBOURS, Effort
 from memhier.ann.multivector.coding.scores import estimates, list_scores, max_sims, upper_bounds
 from memhier.ann.multivector.items import spans
 from memhier.ann.multivector.storage.snapshot import ItemSnapshot
+from memhier.ann.multivector.trace import ItemTrace
 from memhier.ann.zoom.filters.bitmaps import Words, pack, unpack
 from memhier.ann.zoom.filters.where import evaluate, parse_for
 from memhier.ann.zoom.ids.collection import collected
@@ -20,7 +23,7 @@ from memhier.ann.zoom.storage.ids import locate, with_repeats
 from memhier.io.page_file import PAGE_BYTES
 from memhier.io.ranges import CountedReads, read_together
 from memhier.io.reader import Reader
-from memhier.rows.rank_request import round_limit
+from memhier.rows.rank_request import STOPS, round_limit
 
 __all__ = ["TALLY", "Allowed", "Best", "ItemSearch"]
 
@@ -28,7 +31,9 @@ Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int64]
 Flags: TypeAlias = npt.NDArray[np.bool_]
 
-TALLY = ("probed", "candidates", "estimated", "ranked", "reads", "pages", "bytes", "rounds", "escalated")
+TALLY = (
+    "probed", "candidates", "estimated", "ranked", "reads", "pages", "bytes", "rounds", "escalated", "stopped_early"
+)  # fmt: skip
 _FIRST_ROUND = 16  # items read at first
 _IN_ORDER = 8  # times the bytes that are read together, where most items are read in their order
 _FEW_ALLOWED = 2048  # items that a filter leaves, which are all candidates
@@ -142,13 +147,27 @@ class ItemSearch:
         Items wanted.
     allowed
         Those that may be found.
+    allowance
+        The reads that it may make; None for any.
+    trace
+        Takes down its decisions; None where nothing asks.
+
+    Attributes
+    ----------
+    stopped
+        Why it ended: one of `memhier.rows.ranking.STOPS`.
     """
 
-    def __init__(self, snapshot: ItemSnapshot, reader: Reader, query: Floats, k: int, allowed: Allowed) -> None:
+    def __init__(
+        self, snapshot: ItemSnapshot, reader: Reader, query: Floats, k: int, allowed: Allowed,
+        *, allowance: Allowance | None = None, trace: ItemTrace | None = None,
+    ) -> None:  # fmt: skip
         self._snapshot, self._reads = snapshot, CountedReads(reader)
         self._query, self._k, self._allowed, self._together = query, k, allowed, snapshot.scan_bytes
+        self._allowance, self._trace = allowance or Allowance(NO_LIMITS, 0.0), trace
         self._best = Best(k)
         self._tally = dict.fromkeys(TALLY, 0)
+        self.stopped: str = "all_read"
 
     def run(self, effort: Effort | None) -> tuple[Best, dict[str, int]]:
         """Return the best items, best first, and counts of the work done.
@@ -164,7 +183,9 @@ class ItemSearch:
                 best.offer(scores, snapshot.fresh.ids[some], np.full(len(some), -1))
         tally["ranked"] += len(waiting)
         left = self._allowed.count(snapshot)
-        if left:
+        if left and self._allowance.is_over():
+            self.stopped = self._allowance.stopped
+        elif left:
             tables = QueryTables(snapshot.book, self._query)
             found = None if effort is None else self._estimated(tables, effort, left)
             tally["escalated"] = int(effort is not None and found is None)
@@ -172,6 +193,7 @@ class ItemSearch:
         for name in ("reads", "pages", "bytes"):
             tally[name] = int(self._reads.tally[name][0])
         tally["rounds"] = self._reads.rounds
+        tally["stopped_early"] = int(STOPS.index(self.stopped) >= STOPS.index("max_reads"))
         return best, tally
 
     def _exact(self, tables: QueryTables) -> int:
@@ -183,25 +205,34 @@ class ItemSearch:
         self._tally["probed"], self._tally["candidates"] = snapshot.book.lists, len(numbers)
         listed = self._list_scores(tables, numbers)
         some = numbers[np.argsort(-listed, kind="stable")[: max(_FIRST_CODES, 4 * self._k)]]
-        estimated = np.empty(len(some), np.float32)
-        for part, here, rows in snapshot.by_part(some):
-            estimated[here] = estimates(snapshot.book, tables, part.arrays.coded, *part.arrays.bounds(rows))
-        first = np.sort(some[np.argsort(-estimated, kind="stable")[: max(_FIRST_ROUND, self._k)]])
+        estimated = self._estimates(tables, some)
+        first = some[np.argsort(-estimated, kind="stable")[: max(_FIRST_ROUND, self._k)]]
+        first = np.sort(first[: self._allowance.take(self._pages(first))])
         self._tally["estimated"] = len(some)
         self._read_round(first, np.full(len(first), np.inf, np.float32))
         rest = np.delete(numbers, np.searchsorted(numbers, first))
         upper = np.full(len(rest), np.inf, np.float32)
         sample = np.unique(np.linspace(0, len(rest) - 1, min(_SAMPLED, len(rest))).astype(np.int64))
         left = self._upper_bounds(tables, rest[sample]) >= self._best.kth
-        if np.count_nonzero(left) <= _WORTH * len(sample):
-            upper = self._upper_bounds(tables, rest)
+        if self._allowance.limited or np.count_nonzero(left) <= _WORTH * len(sample):
+            upper = self._upper_bounds(tables, rest)  # with limits, the order counts as well
         return len(first) + self._rank(rest, upper, len(first))
 
     def _list_scores(self, tables: QueryTables, numbers: Ints) -> Floats:
         listed = np.empty(len(numbers), np.float32)
         for part, here, rows in self._snapshot.by_part(numbers):
             listed[here] = list_scores(tables, part.arrays.coded, *part.arrays.bounds(rows))
+        if self._trace is not None:
+            self._trace.listed[numbers] = listed
         return listed
+
+    def _estimates(self, tables: QueryTables, numbers: Ints) -> Floats:
+        estimated = np.empty(len(numbers), np.float32)
+        for part, here, rows in self._snapshot.by_part(numbers):
+            estimated[here] = estimates(self._snapshot.book, tables, part.arrays.coded, *part.arrays.bounds(rows))
+        if self._trace is not None:
+            self._trace.estimated[numbers] = estimated
+        return estimated
 
     def _upper_bounds(self, tables: QueryTables, numbers: Ints) -> Floats:
         upper = np.empty(len(numbers), np.float32)
@@ -215,7 +246,7 @@ class ItemSearch:
         Those unlike the items that the effort was learnt from have bounds that hold for certain. None where the query
         is unlike those that it was learnt from: it lies further from the lists, or list scores rule few items out.
         """
-        snapshot, k = self._snapshot, self._k
+        k = self._k
         if tables.nearness < effort.nearness:
             return None
         first, second = effort.biases
@@ -234,9 +265,7 @@ class ItemSearch:
             stop = min(stop, int(np.searchsorted(-listed, beyond - (kth + second * tables.length), side="right")))
             if stop <= done:
                 break
-            for part, here, rows in snapshot.by_part(numbers[done:stop]):
-                found = estimates(snapshot.book, tables, part.arrays.coded, *part.arrays.bounds(rows))
-                estimated[done + here] = found
+            estimated[done:stop] = self._estimates(tables, numbers[done:stop])
             done = stop
             if done >= k:
                 known = np.where(np.isfinite(estimated[:done]), estimated[:done], -np.inf)
@@ -280,7 +309,8 @@ class ItemSearch:
     def _rank(self, numbers: Ints, upper: Floats, before: int = 0) -> int:
         """Read items by descending bound, in rounds, until no bound left reaches the k-th best; return their number.
 
-        Once those left lie on most of all pages, one round reads them in their order on SSD, each page once.
+        Once those left lie on most of all pages, one round reads them in their order on SSD, each page once; with
+        limits, the rounds go on.
 
         Parameters
         ----------
@@ -289,24 +319,37 @@ class ItemSearch:
         """
         order = np.lexsort((numbers, -upper))
         numbers, upper = numbers[order], upper[order]
+        if self._trace is not None:
+            self._trace.upper[numbers] = upper
         done, rounds, read = 0, int(before > 0), before
         while done < len(numbers) and upper[done] >= self._best.kth:
             end = int(np.searchsorted(-upper, -self._best.kth, side="right"))
             stop = min(end, done + round_limit(rounds, read, _FIRST_ROUND))
-            most = rounds > 0 and 2 * self._pages(numbers[done:end]) > self._snapshot.pages
+            limited = self._allowance.limited
+            most = rounds > 0 and not limited and 2 * self._pages(numbers[done:end]).sum() > self._snapshot.pages
             stop = end if most else stop
+            if limited:
+                stop = done + self._allowance.take(self._pages(numbers[done:stop]))
+                if stop == done:
+                    break
             order = np.argsort(numbers[done:stop])
             read_items = self._read_in_order if most else self._read_round
             read_items(numbers[done:stop][order], upper[done:stop][order])
             read += stop - done
             done, rounds = stop, rounds + 1
+        if done < len(numbers):
+            self.stopped = "bound" if upper[done] < self._best.kth else self._allowance.stopped
         return done
 
-    def _pages(self, numbers: Ints) -> int:
-        """Return the pages of items, those that several share counted for each."""
+    def _pages(self, numbers: Ints) -> Ints:
+        """Return the pages of each item; one that several share counts for each."""
         lows, highs = self._snapshot.token_bounds(numbers)
-        first, last = (each * self._snapshot.token_bytes // PAGE_BYTES for each in (lows, highs))
-        return int((last - first + 1).sum())
+        first, last = (
+            lows * self._snapshot.token_bytes // PAGE_BYTES,
+            (highs * self._snapshot.token_bytes - 1) // PAGE_BYTES,
+        )
+        pages: Ints = last - first + 1
+        return pages
 
     def _read_in_order(self, numbers: Ints, upper: Floats) -> None:
         """Read and score ascending items, most of all, with those between: long pieces of the files, one at a time.
@@ -325,6 +368,9 @@ class ItemSearch:
     def _score(self, number: int, rows: Ints, tokens: npt.NDArray[Any], lows: Ints, highs: Ints) -> None:
         """Take in the items in `rows` of a part, each of the tokens from `lows` to `highs`."""
         scores = max_sims(self._query, tokens, lows, highs)
+        if self._trace is not None:
+            numbers = self._snapshot.bases[number] + rows
+            self._trace.scores[numbers], self._trace.rounds[numbers] = scores, self._reads.rounds
         near = scores >= self._best.kth
         if not near.all():
             rows, scores = rows[near], scores[near]

@@ -23,7 +23,7 @@ from memhier.ann.zoom.pauses import pause
 from memhier.ann.zoom.preview.scan_arguments import split_positions
 from memhier.io.reader import Reader
 
-__all__ = ["TUNED_LEAST", "tuned"]
+__all__ = ["TUNED_LEAST", "can_tune", "tuned"]
 
 TUNED_LEAST = 128
 """Queries of a class that it is tuned for, at least: so many tell of a recall of 0.99."""
@@ -43,10 +43,10 @@ def tuned(state: ItemSnapshot, reader: Reader, queries: Sequence[Floats]) -> Cal
         When no class has enough queries, nothing is calibrated yet, or few items are on SSD.
     """
     allowed = replace(Allowed.of(state, None), waiting=np.zeros(len(state.waiting), np.bool_))
-    if not state.calibration.known or allowed.count(state) <= NEIGHBOURS:
+    if not _has_items(state):
         raise ValueError("the index has too few items on SSD to be tuned: add items, then call compact()")
     least = [each.vectors for each in state.calibration.learnt]
-    classes = np.searchsorted(least, [len(query) for query in queries], side="right") - 1
+    classes = _classes(state, queries)
     learnt, counts = list[LearntEfforts](), np.bincount(classes, minlength=len(least))
     if counts.max() < TUNED_LEAST:
         shown = ", ".join(f"{count} of {low} vectors and more" for low, count in zip(least, counts, strict=True))
@@ -57,6 +57,22 @@ def tuned(state: ItemSnapshot, reader: Reader, queries: Sequence[Floats]) -> Cal
         enough = len(some) >= TUNED_LEAST
         learnt.append(_learnt(state, reader, allowed, before, [some[at] for at in chosen]) if enough else before)
     return replace(state.calibration, learnt=tuple(learnt))
+
+
+def can_tune(state: ItemSnapshot, queries: Sequence[Floats]) -> bool:
+    """Return whether some class has enough queries, and the index enough items on SSD, to be tuned."""
+    return _has_items(state) and np.bincount(_classes(state, queries)).max(initial=0) >= TUNED_LEAST
+
+
+def _has_items(state: ItemSnapshot) -> bool:
+    return state.calibration.known and sum(part.count for part in state.parts) > NEIGHBOURS
+
+
+def _classes(state: ItemSnapshot, queries: Sequence[Floats]) -> Ints:
+    """Return the number of the class of each query."""
+    least = [each.vectors for each in state.calibration.learnt]
+    found: Ints = np.searchsorted(least, [len(query) for query in queries], side="right") - 1
+    return found
 
 
 def _learnt(
@@ -100,23 +116,20 @@ class _Trials:
     ) -> None:  # fmt: skip
         self._state, self._reader, self._allowed = state, reader, allowed
         self._queries, self._furthest = queries, furthest
-        self._done: dict[Effort, Trial] = {}
 
     def __len__(self) -> int:
         return len(self._queries)
 
     def of(self, effort: Effort) -> Trial:
         """Return the trial of an effort."""
-        if effort not in self._done:
-            found, pages = 0, 0
-            for query, furthest in zip(self._queries, self._furthest, strict=True):
-                pause()
-                best, tally = ItemSearch(self._state, self._reader, query, NEIGHBOURS, self._allowed).run(effort)
-                found += int((best.scores >= furthest).sum())
-                pages += tally["pages"]
-            count = len(self._queries)
-            self._done[effort] = Trial(1 - found / (NEIGHBOURS * count), pages / count)
-        return self._done[effort]
+        found, pages = 0, 0
+        for query, furthest in zip(self._queries, self._furthest, strict=True):
+            pause()
+            best, tally = ItemSearch(self._state, self._reader, query, NEIGHBOURS, self._allowed).run(effort)
+            found += int((best.scores >= furthest).sum())
+            pages += tally["pages"]
+        count = len(self._queries)
+        return Trial(1 - found / (NEIGHBOURS * count), pages / count)
 
     @staticmethod
     def mixed(few: Effort, enough: Effort, share: float) -> Effort:

@@ -5,7 +5,7 @@ the index's parts. The next writer drops the parts that are pending when a proce
 """
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
@@ -33,6 +33,7 @@ from memhier.ann.zoom.preview.scan_arguments import split_positions
 from memhier.ann.zoom.renewal.documents import ChangedDocuments
 from memhier.ann.zoom.renewal.kept import Kept, values_kept
 from memhier.ann.zoom.renewal.merge import write_carried
+from memhier.ann.zoom.storage.catalog import AUDIT_KEY
 from memhier.ann.zoom.storage.fresh import Fresh, value_bytes
 from memhier.ann.zoom.storage.ids import Ids, Located, locate, locate_all, refuse_known
 from memhier.ann.zoom.storage.layout import fresh_bytes
@@ -77,6 +78,7 @@ class ItemWriter:
         self._durable = about.parts  # as of the last commit
         self._dirty = False
         self._lost = False
+        self.record: Callable[[], bytes] | None = None  # of the audit
         if about.pending:
             with self._store.begin() as tx:
                 self._publish(tx, replace(about, pending=[]))
@@ -145,8 +147,18 @@ class ItemWriter:
             about = replace(self.about, calibration=calibration)
             with self._store.begin() as tx:
                 replace(about, parts=self._durable).write(tx)
+                if self.record is not None:
+                    tx.put(AUDIT_KEY, self.record())
                 tx.commit()
             self.about = about
+
+    def keep_record(self) -> None:
+        """Make the record of the audit durable."""
+        if self.record is None or self._lost or self._store.get(AUDIT_KEY) == (raw := self.record()):
+            return
+        with self._store.begin() as tx:
+            tx.put(AUDIT_KEY, raw)
+            tx.commit()
 
     @contextmanager
     def _all_or_nothing(self) -> Iterator[None]:
@@ -326,6 +338,8 @@ class ItemWriter:
             if part.startswith("p") and part[1:].isdigit() and stale:
                 tx.drop(name)
         about.write(tx)
+        if self.record is not None:
+            tx.put(AUDIT_KEY, self.record())
 
     def _outgrown(self, state: ItemSnapshot) -> bool:
         if not self.about.trained_on:

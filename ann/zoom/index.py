@@ -24,6 +24,7 @@ from memhier.ann.zoom.arguments import (
     check_vectors,
 )
 from memhier.ann.zoom.audit.audit import Auditor, audit_bytes
+from memhier.ann.zoom.audit.audited import AuditedVectors
 from memhier.ann.zoom.audit.record import AuditRecord
 from memhier.ann.zoom.calibration.calibrate import TARGET
 from memhier.ann.zoom.construction.build import BuildOptions, write_index
@@ -293,12 +294,13 @@ class ZoomIndex(Closing):
         if self._about.coding != "rabitq":
             raise ValueError(f"audit={share}: an exact search needs bounds, which preview='pq' does not have")
         state, about, writer = self._searcher.state, self._about, self._writer
-        room = audit_bytes(self.dimension, about.dram - self._needed() - _TUNING_BYTES)
-        counts = AuditRecord.load(self._store.get(AUDIT_KEY), state.calibration, self._store.path)
+        room = audit_bytes(self.dimension, self.dimension, about.dram - self._needed() - _TUNING_BYTES)
+        index = AuditedVectors(self._searcher, self._reader, writer, self._lock)
+        counts = AuditRecord.load(self._store.get(AUDIT_KEY), index.efforts(state), index.plain, self._store.path)
         self._footprint.audit_bytes = room
         if writer is not None:
             writer.record = counts.encode
-        audit = Auditor(share, about.seed, self._searcher, self._reader, writer, self._lock, room=room, counts=counts)
+        audit = Auditor(share, about.seed, index, room=room, counts=counts)
         when_gone(self, audit.stop)
         return audit
 

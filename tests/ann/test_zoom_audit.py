@@ -102,7 +102,7 @@ def test_without_a_share_nothing_is_audited(path, drift):
         held = index.memory_bytes
     with ZoomIndex.open(path, audit=0.5) as index:
         assert held < index.memory_bytes <= index.stats()["planned_bytes"] <= 4 << 20
-    assert not any(each.name == "zoom-audit" for each in threading.enumerate())
+    assert not any(each.name == "memhier-audit" for each in threading.enumerate())
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.1, np.nan])
@@ -323,12 +323,12 @@ def test_close_ends_an_audit_under_way(path, drift):
         index.search(drift[2][:200], 10)
         index.close()
         index.close()
-        assert not any(each.name == "zoom-audit" for each in threading.enumerate())
+        assert not any(each.name == "memhier-audit" for each in threading.enumerate())
     index = ZoomIndex.open(path, audit=1)
     index.search(drift[2][:20], 10)
     del index  # and the end of an index that nothing closed
     until = time.monotonic() + PATIENCE
-    while any(each.name == "zoom-audit" for each in threading.enumerate()):
+    while any(each.name == "memhier-audit" for each in threading.enumerate()):
         assert time.monotonic() < until
         time.sleep(0.01)
 

@@ -8,12 +8,10 @@ import numpy as np
 
 from memhier.ann.multivector.coding.calibration import Calibration
 from memhier.ann.zoom.filters.attributes import Schema
-from memhier.ann.zoom.filters.columns import DTYPES
-from memhier.ann.zoom.filters.conditions import LIST_TYPES
-from memhier.ann.zoom.payload.given import NAMES_MOST
+from memhier.ann.zoom.storage.catalog import COMMON_FIELDS, NAME_FIELDS
 from memhier.ann.zoom.storage.ids import IdKind
 from memhier.errors import CorruptionError, FormatError
-from memhier.fields import decode_json, described, integer, mapping, one_of, optional, real, record, row, sequence, text
+from memhier.fields import decode_json, described, integer, one_of, optional, real, record, row, sequence, text
 from memhier.store.store import Store, Transaction
 
 __all__ = ["KEY", "KIND", "VERSION", "ItemDescription"]
@@ -29,32 +27,24 @@ _PART = record(
         "alive": optional(text(r"[A-Za-z0-9_-]{1,100}")),
     }
 )  # fmt: skip
-_FIELDS = {
-    "version": integer(),
-    "dtype": one_of("float32", "float16", "int8", "uint8"),
+_FIELDS = COMMON_FIELDS | {
     "dimension": integer(1, 2**20),
     "scale": real(5e-324, 1e308),
     "lists": integer(1, 2**16),
     "code_bytes": integer(1, 2**22),
-    "dram": integer(1),
-    "searches": integer(1, 2**16),
-    "seed": integer(0, 2**32),
-    "schema": mapping(one_of(*DTYPES, *LIST_TYPES.values())),
-    "next_part": integer(),
-    "next_id": integer(0, 2**63),
-    "trained_on": integer(),
     "changes": integer(),
     "parts": sequence(_PART),
     "pending": sequence(_PART),
 }
 _EFFORTS = sequence(row(real(0, 1), integer(1, 2**31), real(), real()))
 _LEARNT = {"vectors": integer(1, 2**31), "biases": row(real(), real()), "efforts": _EFFORTS}
-_NAMES = {"id_kind": one_of("int64", "str"), "documents": sequence(text(r"[\s\S]{1,200}"), most=NAMES_MOST)}
 _CHECKS = {
     1: record(_FIELDS | {"calibration": record({"foreign": real(0)})}),
-    2: record(_FIELDS | _NAMES | {"calibration": record({"learnt": sequence(record(_LEARNT)), "foreign": real(0)})}),
+    2: record(
+        _FIELDS | NAME_FIELDS | {"calibration": record({"learnt": sequence(record(_LEARNT)), "foreign": real(0)})}
+    ),
     VERSION: record(
-        _FIELDS | _NAMES | {
+        _FIELDS | NAME_FIELDS | {
             "calibration": record(
                 {"learnt": sequence(record(_LEARNT | {"nearness": real()})), "foreign": real(0)}
             )

@@ -48,17 +48,23 @@ class ItemFootprint:
         Of the index; `cache` holds the bitmaps of filters.
     about
         The catalog's description of the index.
+
+    Attributes
+    ----------
+    audit_bytes
+        DRAM of an audit.
     """
 
     def __init__(self, store: Store, reader: Reader, cache: BitmapCache, about: ItemDescription) -> None:
         self._store, self._reader, self._cache = store, reader, cache
         self._dram, self._searches = about.dram, about.searches
+        self.audit_bytes: int = 0
 
     def held(self, state: ItemSnapshot) -> int:
         """Return the DRAM held, in bytes: codes, ids, lists, checksums, items that wait, buffers of all searches."""
         settle()  # closes the files of parts that no snapshot has any more
-        outside = self._store.memory_bytes + self._reader.memory_bytes + self._cache.memory_bytes
-        return state.memory_bytes + outside + self._searches * self._search_bytes(state, state.longest)
+        outside = self._store.memory_bytes + self._reader.memory_bytes + self._cache.memory_bytes + self.audit_bytes
+        return state.memory_bytes + outside + self._searches * self.search_bytes(state, state.longest)
 
     def planned(self, state: ItemSnapshot) -> int:
         """Return the most DRAM: with all searches running, with filters, and items removed from every part.
@@ -70,6 +76,12 @@ class ItemFootprint:
         rows = [len(part) for part in state.parts]
         removals = bitmap_bytes(*rows, *[len(part) for part in state.parts if part.alive is None])
         return self.held(state) + max(0, idle) + filters + removals
+
+    def search_bytes(self, state: ItemSnapshot, longest: int, more: int = 0) -> int:
+        """Return the DRAM of one search, of a filter as well, with `more` items than there are."""
+        items = int(state.bases[-1]) + more
+        each = workspace_bytes(state.book.lists, items, read_bytes(self._dram), state.token_bytes, longest)
+        return each + bitmap_bytes(items) * (1 + bool(state.schema))
 
     def check_room(
         self,
@@ -104,7 +116,7 @@ class ItemFootprint:
         if ids.texts is not None and fresh.texts is not None:
             letters = len(ids.texts.letters) + len(fresh.texts.letters)
             needed += PAGE_DRAM * text_pages(items, letters, max(ids.texts.longest, fresh.texts.longest))
-        more = self._search_bytes(state, longest, items) - self._search_bytes(state, state.longest)
+        more = self.search_bytes(state, longest, items) - self.search_bytes(state, state.longest)
         needed += self._searches * more
         if needed > self._dram:
             total = state.count + len(ids)
@@ -123,9 +135,3 @@ class ItemFootprint:
         each = (2 + CODER_TIMES) * book.dimension + 16 + (4 * COLUMNS + 12) * self._searches
         lists = max(1, min(wanted, book.lists + spare // (2 * each)))
         return ItemLayout(lists, book.book.code_bytes, book.book.rotation.ndim == 2, self._searches, 0)
-
-    def _search_bytes(self, state: ItemSnapshot, longest: int, more: int = 0) -> int:
-        """Return the DRAM of one search, of a filter as well, with `more` items than there are."""
-        items = int(state.bases[-1]) + more
-        each = workspace_bytes(state.book.lists, items, read_bytes(self._dram), state.token_bytes, longest)
-        return each + bitmap_bytes(items) * (1 + bool(state.schema))

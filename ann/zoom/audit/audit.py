@@ -1,5 +1,7 @@
 """A thread of low priority that searches some queries again, exactly, and tunes the index where they found too little.
 
+It serves every kind of index; `audited` says how it searches and tunes one.
+
 A query waits in a queue with the distances that its search found, and with a weak reference to its snapshot. If the
 index has changed by its turn, it is dropped: a vector added or removed since would count as missed. The exact search
 takes a turn as every search does, once one is free or after a while; then the thread rests as long as it worked.
@@ -17,7 +19,7 @@ from _thread import allocate_lock
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, TypeAlias
 
@@ -26,19 +28,14 @@ import numpy.typing as npt
 
 from memhier.ann.threads import one_thread
 from memhier.ann.zoom.arguments import SearchOptions
+from memhier.ann.zoom.audit.audited import AuditedIndex
 from memhier.ann.zoom.audit.record import AuditRecord
 from memhier.ann.zoom.calibration.calibrate import TARGET
 from memhier.ann.zoom.pauses import pausing
-from memhier.ann.zoom.renewal.life import IndexWriter
-from memhier.ann.zoom.renewal.tune import measure
-from memhier.ann.zoom.search.results import SearchResult
-from memhier.ann.zoom.search.searcher import Searcher
-from memhier.ann.zoom.storage.snapshot import IndexSnapshot
 from memhier.budget import format_bytes
 from memhier.callers import user_stacklevel
 from memhier.ending import before_exit
 from memhier.errors import BudgetError
-from memhier.io.reader import Reader
 
 __all__ = ["Auditor", "audit_bytes"]
 
@@ -46,10 +43,10 @@ _KEPT, _LEAST = 1000, 128  # queries to tune for: the most, and the fewest
 _LOOK = 50  # audited queries from one look at the recall to the next
 _TIMES = 4  # the queries of a tuning, from which on it is worth doing again
 _DRAWN = 4096  # queries drawn for at a time
+_ARRAY_BYTES = 128  # of a query that is kept, beside its numbers
 _ENTRY_BYTES = 512  # of a query that waits, beside its numbers
 _PATIENCE = 1.0  # seconds to wait for a free turn
 _POLL = 0.005
-_BUSY = ("running", "ready")  # states of a renewal that ends with a calibration of its own
 _GOLDEN, _MIX, _MIX_AGAIN = (np.uint64(each) for each in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
 Floats: TypeAlias = npt.NDArray[np.float32]
@@ -61,9 +58,9 @@ class _StoppedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A query that waits: its snapshot, vector ``[d]`` and options, the distances found ``[k]``, and its bytes."""
+    """A query that waits: its snapshot, numbers and options, the distances found ``[k]``, and its bytes."""
 
-    state: "weakref.ref[IndexSnapshot]"
+    state: "weakref.ref[Any]"
     query: Floats
     k: int
     declared: float
@@ -72,15 +69,25 @@ class _Entry:
     size: int
 
 
-def audit_bytes(dimension: int, spare: int) -> int:
+def audit_bytes(short: int, long: int, spare: int) -> int:
     """Return the DRAM of an audit: half of the `spare` bytes at most.
+
+    Parameters
+    ----------
+    short, long
+        Numbers of a query: as many as there has to be room for, and as there is room for where DRAM allows it.
+    spare
+        Bytes that the index leaves.
 
     Raises
     ------
     BudgetError
         When that is too little.
     """
-    most, least = (count * 4 * dimension * 4 // 3 + 16 * _ENTRY_BYTES for count in (_KEPT, _LEAST))
+    least, most = (
+        count * (4 * numbers + _ARRAY_BYTES) * 4 // 3 + 16 * _ENTRY_BYTES
+        for count, numbers in ((_LEAST, short), (_KEPT, long))
+    )
     if spare // 2 < least:
         raise BudgetError(
             f"audit: its queries take at least {format_bytes(least)} of DRAM, and may take half of the "
@@ -96,27 +103,21 @@ class Auditor:
     ----------
     share, seed
         The share, and the seed by which queries are drawn.
-    searcher, reader, writer
-        Of the index; `writer` is None where it is read only.
-    changing
-        The lock under which the snapshot is replaced.
+    index
+        Its searches.
     room
         Bytes of DRAM, by :func:`audit_bytes`.
     counts
         The record to go on with.
     """
 
-    def __init__(
-        self, share: float, seed: int, searcher: Searcher, reader: Reader, writer: IndexWriter | None,
-        changing: threading.RLock, *, room: int, counts: AuditRecord,
-    ) -> None:  # fmt: skip
-        self._share, self._seed, self.counts = share, seed, counts
-        self._searcher, self._reader, self._writer, self._changing = searcher, reader, writer, changing
-        dimension = searcher.state.space.dimension
-        self._kept = np.empty((min(_KEPT, 3 * room // 4 // (4 * dimension)), dimension), np.float32)
+    def __init__(self, share: float, seed: int, index: AuditedIndex[Any], *, room: int, counts: AuditRecord) -> None:
+        self._share, self._seed, self._index, self.counts = share, seed, index, counts
+        self._kept, self._kept_bytes, self._kept_most = deque[Floats](), 0, 3 * room // 4
+        self._full = False  # whether the last queries have taken the place of others
         self._seen = 0  # unfiltered queries audited since open; the last of them are kept
         self._learned = 0  # queries of the last tuning
-        self._limit, self._bytes = room - self._kept.nbytes, 0
+        self._limit, self._bytes = room - self._kept_most, 0
         self._waiting = 0  # queries, with the one under way and the tuning that may follow it
         self._failure = ""
         self._warned = False
@@ -124,17 +125,17 @@ class Auditor:
         self._pid, self._lock = os.getpid(), allocate_lock()
         self._queue: SimpleQueue[_Entry | None] = SimpleQueue()
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="zoom-audit", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="memhier-audit", daemon=True)
         self._taken_back = before_exit(self.end)
-        searcher.watch = self.take
+        index.tell(self.take)
         self._thread.start()
 
-    def take(self, state: IndexSnapshot, queries: Floats, options: SearchOptions, result: SearchResult) -> None:
-        """Draw queries ``[q, d]`` of a search that has ended, and let those chosen wait."""
+    def take(self, state: Any, queries: Sequence[Floats] | Floats, options: SearchOptions, distances: Floats) -> None:
+        """Draw queries of a search that has ended, and let those chosen wait with their distances ``[q, k]``."""
         if not _is_audited(options) or self._pid != os.getpid():  # a forked child does not have the thread
             return
         if chosen := self._draw(len(queries)):
-            self._put(state, queries, options, result, chosen)
+            self._put(state, queries, options, distances, chosen)
         if self._failure and not self._warned:
             self._warned = True
             warnings.warn(
@@ -159,19 +160,25 @@ class Auditor:
             return rows
 
     def _put(
-        self, state: IndexSnapshot, queries: Floats, options: SearchOptions, result: SearchResult, rows: Sequence[int]
+        self,
+        state: Any,
+        queries: Sequence[Floats] | Floats,
+        options: SearchOptions,
+        distances: Floats,
+        rows: Sequence[int],
     ) -> None:
         """Let rows of a search wait, as far as there is room."""
-        size = 4 * (queries.shape[1] + options.k) + _ENTRY_BYTES + 4 * len(options.where or "")
+        other = 4 * options.k + _ENTRY_BYTES + 4 * len(options.where or "")
         declared = TARGET if options.recall is None else float(options.recall)
         for number in rows:
+            size = queries[number].nbytes + other
             with self._lock:
                 fits = self._bytes + size <= self._limit and not self._stopped.is_set()
                 self._bytes += size * fits
                 self._waiting += fits
                 self.counts.dropped += not fits
             if fits:
-                found, query = result.distances[number].copy(), queries[number].copy()
+                found, query = distances[number].copy(), queries[number].copy()
                 where = options.where
                 self._queue.put(_Entry(weakref.ref(state), query, int(options.k), declared, where, found, size))
 
@@ -209,7 +216,7 @@ class Auditor:
         except _StoppedError:
             pass
         finally:
-            self._searcher.watch = None
+            self._index.tell(None)
             self._taken_back()
 
     def _pause(self) -> None:
@@ -237,25 +244,24 @@ class Auditor:
     def _check(self, entry: _Entry) -> None:
         """Compare the distances found with those of the exact search."""
         waited = time.monotonic() + _PATIENCE
-        while self._searcher.busy and time.monotonic() < waited and not self._stopped.is_set():
+        while self._index.busy and time.monotonic() < waited and not self._stopped.is_set():
             self._stopped.wait(_POLL)
         self._pause()
         state = entry.state()
-        if state is None or state is not self._searcher.state:
+        if state is None or state is not self._index.state:
             with self._lock:
                 self.counts.dropped += 1
             return
-        exact = self._searcher.nearest_exactly(state, entry.query, entry.k, entry.where)
+        exact = self._index.nearest_exactly(state, entry.query, entry.k, entry.where)
         exact = exact[np.isfinite(exact)]
         recall = float((entry.found <= exact[-1]).sum() / len(exact)) if len(exact) else 1.0
-        self.counts.follow(state.calibration)
+        self.counts.follow(self._index.efforts(state))
         self.counts.note(entry.declared, entry.k, min(recall, 1.0), filtered=entry.where is not None)
         if entry.where is None:
-            self._kept[self._seen % len(self._kept)] = entry.query
-            self._seen += 1
+            self._keep(entry.query)
 
     def _is_due(self) -> bool:
-        have, most = min(self._seen, len(self._kept)), len(self._kept)
+        have, most = len(self._kept), len(self._kept) if self._full else _KEPT
         if have < _LEAST:
             return False
         more = 0 < self._learned < most and have >= min(most, _TIMES * self._learned)
@@ -263,27 +269,23 @@ class Auditor:
 
     def _tune(self) -> None:
         """Calibrate for the queries kept, and give the index that calibration unless it has another one by then."""
-        state, have = self._searcher.state, min(self._seen, len(self._kept))
-        if not any(part.alive_count for part in state.parts) or not self._may_tune(state):
-            return
-        measured = measure(state, self._reader, self._kept[:have].copy(), 0)
-        with self._changing:
-            now, before = self._searcher.state, state.calibration
-            if now.calibration.efforts is not before.efforts or not self._may_tune(now) or self._stopped.is_set():
-                return
-            changes = now.calibration.changes - before.changes
-            # A later rebuild may undo it, as the audit will find out.
-            tuned = replace(now, calibration=replace(measured, changes=changes, tuned=before.tuned))
+        have = len(self._kept)
+
+        def note(efforts: Any) -> None:
             self._learned = have
             self.counts.retuned += 1
-            self.counts.follow(tuned.calibration)
-            if self._writer is not None:
-                self._writer.keep_tuning(tuned)
-            self._searcher.state = tuned
+            self.counts.follow(efforts)
 
-    def _may_tune(self, state: IndexSnapshot) -> bool:
-        """Whether nothing is under way that tuning would undo, or that makes the calibration anew."""
-        return self._writer is None or (not self._writer.prepared and self._writer.renewal(state) not in _BUSY)
+        self._index.tune(self._index.state, list(self._kept), note, self._stopped.is_set)
+
+    def _keep(self, query: Floats) -> None:
+        """Keep a query to tune for, in the place of the oldest ones where there is no room."""
+        self._kept.append(query)
+        self._kept_bytes += query.nbytes + _ARRAY_BYTES
+        while self._kept_bytes > self._kept_most or len(self._kept) > _KEPT:
+            self._kept_bytes -= self._kept.popleft().nbytes + _ARRAY_BYTES
+            self._full = True
+        self._seen += 1
 
 
 def _is_audited(options: SearchOptions) -> bool:

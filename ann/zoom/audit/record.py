@@ -2,11 +2,12 @@
 
 import json
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 from memhier.ann.interval import recall_interval
-from memhier.ann.zoom.calibration.calibrate import NEIGHBOURS, RECALLS, Calibration
+from memhier.ann.zoom.calibration.calibrate import NEIGHBOURS, RECALLS
 from memhier.ann.zoom.storage.catalog import AUDIT_KEY
 from memhier.fields import boolean, decode_json, integer, real, record, row, sequence
 
@@ -46,7 +47,9 @@ class AuditRecord:
     sums
         Of the queries by recall, number of neighbours, and whether a filter was given.
     efforts
-        Those of the calibration that the sums are of.
+        Those that the sums are of.
+    plain
+        Returns efforts as plain values.
     """
 
     searched: int = 0
@@ -56,23 +59,24 @@ class AuditRecord:
     failed: int = 0
     retuned: int = 0
     sums: dict[tuple[float, int, bool], _Level] = field(default_factory=dict)
-    efforts: dict[int, Any] = field(default_factory=dict)
+    efforts: Any = None
+    plain: Callable[[Any], Any] = lambda efforts: efforts
 
     @classmethod
-    def load(cls, raw: bytes | None, calibration: Calibration, path: object) -> Self:
-        """Return the record from a catalog; without levels where these are of another calibration.
+    def load(cls, raw: bytes | None, efforts: Any, plain: Callable[[Any], Any], path: object) -> Self:
+        """Return the record from a catalog; without levels where these are of other efforts.
 
         Raises
         ------
         CorruptionError
             When it is no such record.
         """
-        found = cls(efforts=calibration.efforts)
+        found = cls(efforts=efforts, plain=plain)
         if raw is not None:
             values = decode_json(raw, f"{path}: the value {AUDIT_KEY!r}", _CHECK)
-            found = cls(**{name: values[name] for name in _COUNTS}, efforts=calibration.efforts)
+            found = cls(**{name: values[name] for name in _COUNTS}, efforts=efforts, plain=plain)
             found.dropped = max(0, found.chosen - found.audited - found.failed)  # with those that waited
-            if values["efforts"] == _mark_of(calibration.efforts):
+            if values["efforts"] == found.mark:
                 found.sums = {(level, k, filtered): _Level(*sums) for level, k, filtered, *sums in values["levels"]}
         return found
 
@@ -80,12 +84,17 @@ class AuditRecord:
         """Return it as JSON."""
         levels = [[*key, each.queries, each.declared, each.found] for key, each in [*self.sums.items()]]
         counts = {name: getattr(self, name) for name in _COUNTS}
-        return json.dumps(counts | {"efforts": _mark_of(self.efforts), "levels": levels}).encode()
+        return json.dumps(counts | {"efforts": self.mark, "levels": levels}).encode()
 
-    def follow(self, calibration: Calibration) -> None:
-        """Begin anew where the recalls noted are of another calibration."""
-        if self.efforts is not calibration.efforts:
-            self.sums, self.efforts = {}, calibration.efforts
+    @property
+    def mark(self) -> int:
+        """A checksum of the efforts."""
+        return zlib.crc32(json.dumps(self.plain(self.efforts)).encode())
+
+    def follow(self, efforts: Any) -> None:
+        """Begin anew where the recalls noted are of other efforts."""
+        if self.efforts is not efforts:
+            self.sums, self.efforts = {}, efforts
 
     def note(self, declared: float, k: int, found: float, *, filtered: bool) -> None:
         """Note the recall of one query."""
@@ -125,9 +134,3 @@ class AuditRecord:
     def stats(self) -> dict[str, Any]:
         """Return it as plain values."""
         return {name: getattr(self, name) for name in _COUNTS} | {"levels": self.levels()}
-
-
-def _mark_of(efforts: dict[int, Any]) -> int:
-    """Return a checksum of the efforts of a calibration."""
-    plain = Calibration(0, efforts, {}).to_json()["efforts"]
-    return zlib.crc32(json.dumps(plain).encode())

@@ -55,23 +55,20 @@ class _Trials:
         # Vectors that wait in DRAM are no neighbours that `truth` knows.
         on_ssd = replace(Selection.of(state, None), fresh=np.zeros(len(state.fresh.ids), np.bool_))
         self._search = Search(state, reader, on_ssd)
-        self._done: dict[Effort, Trial] = {}
 
     def __len__(self) -> int:
         return len(self._queries)
 
     def of(self, effort: Effort) -> Trial:
         """Return the trial of an effort."""
-        if effort not in self._done:
-            found, pages = 0, 0
-            for start in range(0, len(self), _BLOCK):
-                pause()
-                part = slice(start, start + _BLOCK)
-                nearest = self._search.nearest(self._queries[part], self._k, effort)
-                found += int((nearest.distances <= self._furthest[part, None]).sum())
-                pages += int((nearest.ranked["page_requests"] + nearest.ranked["hot_pages"]).sum())
-            self._done[effort] = Trial(1 - found / (self._k * len(self)), pages / len(self))
-        return self._done[effort]
+        found, pages = 0, 0
+        for start in range(0, len(self), _BLOCK):
+            pause()
+            part = slice(start, start + _BLOCK)
+            nearest = self._search.nearest(self._queries[part], self._k, effort)
+            found += int((nearest.distances <= self._furthest[part, None]).sum())
+            pages += int((nearest.ranked["page_requests"] + nearest.ranked["hot_pages"]).sum())
+        return Trial(1 - found / (self._k * len(self)), pages / len(self))
 
     @staticmethod
     def parts(effort: Effort) -> tuple[float, ...]:

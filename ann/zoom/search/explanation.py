@@ -3,10 +3,10 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-__all__ = ["CandidateRecord", "Explanation"]
+__all__ = ["WHY_STOPPED", "CandidateRecord", "Explanation"]
 
-_WHY = {
-    "bound": "the bound of every candidate left was beyond the k-th nearest vector",
+WHY_STOPPED = {
+    "bound": "the bound of every candidate left was beyond the k-th best found",
     "all_read": "every candidate had been read",
     "max_reads": "the pages allowed by max_reads were read",
     "deadline": "the time allowed by deadline_ms was over",
@@ -147,5 +147,5 @@ class Explanation:
             f"{self.scanned:,} of {self.vectors:,} codes compared, and {self.candidates} vectors left by {bounds}.\n"
             f"{self.ranked} were ranked exactly in {self.rounds} round{'' if self.rounds == 1 else 's'}: "
             f"{self.pages} pages read, {self.hot_pages} in DRAM.\n{last}"
-            f"It stopped as {_WHY[self.stopped]}.{known}"
+            f"It stopped as {WHY_STOPPED[self.stopped]}.{known}"
         )

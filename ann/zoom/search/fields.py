@@ -12,12 +12,12 @@ from memhier.ann.zoom.filters.conditions import is_list
 from memhier.ann.zoom.payload.record import decode, unpack
 from memhier.ann.zoom.preview.scan_arguments import split_positions
 from memhier.ann.zoom.storage.documents import records_at
-from memhier.ann.zoom.storage.ids import Located, Sightings
+from memhier.ann.zoom.storage.ids import Located, Sightings, locate_all, with_repeats
 from memhier.ann.zoom.storage.rows import RowState
 from memhier.io.ranges import CountedReads, Reading, read_together
 from memhier.io.reader import Reader
 
-__all__ = ["FieldReader", "chosen_fields"]
+__all__ = ["FieldReader", "chosen_fields", "fields_of_ids"]
 
 Columns: TypeAlias = dict[str, npt.NDArray[Any]]
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -113,6 +113,13 @@ class FieldReader:
                 readings |= {(which, name): reading for name, reading in found.items()}
         for (which, name), column in read_together(self.reads, readings).items():
             columns[name][here[which]] = column
+
+
+def fields_of_ids(state: RowState, reader: Reader, ids: object, fields: bool | Sequence[str] | None) -> Columns:
+    """Return the fields of ids, which may repeat, in their order; see :meth:`memhier.ann.ZoomIndex.fetch`."""
+    wanted, inverse = with_repeats(ids, state.id_kind)
+    of = FieldReader(state, reader, chosen_fields(state, fields))
+    return of.of(locate_all(state.parts, state.fresh, wanted), inverse)
 
 
 def _repeated(column: npt.NDArray[Any], rows: Ints) -> npt.NDArray[Any]:

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memhier import backend
+from memhier.ann.limits import NO_LIMITS, ReadLimits
 from memhier.ann.zoom.calibration.needs import USUAL_MOST
 from memhier.ann.zoom.filters.where import evaluate, parse_for
 from memhier.ann.zoom.ids.collection import collected
@@ -25,7 +26,7 @@ from memhier.io.reader import Reader
 from memhier.rows.ranking import RANK_TALLY, Ranking, RankRequest, rank_rows
 from memhier.shield import check_interrupt
 
-__all__ = ["CANDIDATE_BYTES", "NO_LIMITS", "Found", "ReadLimits", "Search", "Selection", "candidate_limit"]
+__all__ = ["CANDIDATE_BYTES", "Found", "Search", "Selection", "candidate_limit"]
 
 CANDIDATE_BYTES = 64  # position, bound, estimate, file, offset and id of one candidate
 _AXIS_BYTES = 16  # of a query on its way into the preview's space
@@ -96,17 +97,6 @@ def _located(snapshot: IndexSnapshot, ids: object, name: str) -> Located | None:
 
 def _on_disk(places: Located | None) -> Ints | None:
     return None if places is None else places.positions[places.positions >= 0]
-
-
-@dataclass(frozen=True, slots=True)
-class ReadLimits:
-    """The most pages read for a query, and the second at which a call ends its reads."""
-
-    max_reads: int = 2**62
-    deadline: float = np.inf
-
-
-NO_LIMITS = ReadLimits()
 
 
 @dataclass(frozen=True, slots=True)

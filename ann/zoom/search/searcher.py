@@ -3,7 +3,6 @@
 import itertools
 import os
 import time
-import warnings
 from _thread import LockType, allocate_lock
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,22 +12,20 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from memhier.ann.limits import NO_LIMITS, ReadLimits, RecallWarnings, read_limits
 from memhier.ann.zoom.arguments import SearchOptions, check_radius
 from memhier.ann.zoom.calibration.calibrate import TARGET
 from memhier.ann.zoom.filters.bitmaps import Words
 from memhier.ann.zoom.search.explaining import explain
 from memhier.ann.zoom.search.explanation import Explanation
-from memhier.ann.zoom.search.fields import FieldReader, chosen_fields
+from memhier.ann.zoom.search.fields import FieldReader, chosen_fields, fields_of_ids
 from memhier.ann.zoom.search.grouped import QueryGroup, joined
 from memhier.ann.zoom.search.planning import Plan, plan_search
 from memhier.ann.zoom.search.range_search import WITHIN_TALLY, Within, all_nearest, range_effort, search_range
 from memhier.ann.zoom.search.results import Chosen, RangeResult, SearchResult
-from memhier.ann.zoom.search.search import NO_LIMITS, Found, ReadLimits, Search, Selection
+from memhier.ann.zoom.search.search import Found, Search, Selection
 from memhier.ann.zoom.search.trace import Trace
-from memhier.ann.zoom.storage.ids import locate_all, with_repeats
 from memhier.ann.zoom.storage.snapshot import IndexSnapshot
-from memhier.callers import user_stacklevel
-from memhier.errors import RecallWarning
 from memhier.io.read_arguments import Tallies
 from memhier.io.reader import Reader
 from memhier.rows.ranking import STOPS
@@ -41,7 +38,7 @@ _NO_PAYLOAD = dict.fromkeys(("payload_reads", "payload_pages", "payload_bytes", 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int64]
 Columns: TypeAlias = dict[str, npt.NDArray[Any]]
-Watch: TypeAlias = Callable[[IndexSnapshot, Floats, SearchOptions, SearchResult], None]
+Watch: TypeAlias = Callable[[IndexSnapshot, Floats, SearchOptions, Floats], None]
 
 
 class Turns:
@@ -100,7 +97,7 @@ class Searcher:
     def __init__(self, state: IndexSnapshot, reader: Reader, searches: int) -> None:
         self.state = state
         self._reader, self._turns = reader, Turns(searches)
-        self._warned: set[str] = set()  # reasons why a recall was not kept
+        self._warnings = RecallWarnings()
         self.watch: Watch | None = None
 
     def search(self, queries: Floats, options: SearchOptions, chosen: Chosen | None = None) -> SearchResult:
@@ -111,7 +108,7 @@ class Searcher:
         with self._turns.next():  # a filter's bitmap is made, and held, by no more searches than these
             search, _, result = self._search(queries, options, chosen)
         if (watch := self.watch) is not None and chosen is None:
-            watch(search.snapshot, queries, options, result)
+            watch(search.snapshot, queries, options, result.distances)
         return result
 
     def search_each(self, queries: Floats, options: SearchOptions, groups: Sequence[QueryGroup]) -> SearchResult:
@@ -129,7 +126,7 @@ class Searcher:
                 found.append((rows, self._search(queries[rows], own[-1], state=state)[2]))
         if (watch := self.watch) is not None:
             for asked, (rows, result) in zip(own, found, strict=True):
-                watch(state, queries[rows], asked, result)
+                watch(state, queries[rows], asked, result.distances)
         return joined(found)
 
     @property
@@ -161,11 +158,7 @@ class Searcher:
         trace: Trace | None = None,
         state: IndexSnapshot | None = None,
     ) -> tuple[Search, Plan, SearchResult]:
-        limits, ms = NO_LIMITS, options.deadline_ms
-        if timed := ms is not None and ms < np.inf:
-            limits = ReadLimits(deadline=float(ms) / 1000)
-        if options.max_reads is not None:
-            limits = replace(limits, max_reads=int(options.max_reads))
+        limits = read_limits(options.max_reads, options.deadline_ms)
         state = self.state if state is None else state
         count, named = state.count, state.fresh.texts is not None
         k = int(min(options.k, max(1, count)))
@@ -199,8 +192,8 @@ class Searcher:
                 best = plan.kept
                 if plan.escalation == "exact" or cut.any():  # a limit leaves no time to make the search exact
                     best = min(best, state.calibration.reached_at(k))
-                within = 0.0 if timed else state.calibration.within(k, limits.max_reads)
-                stats["recall"] = self._kept_within(best, within, options, stats, timed=timed)
+                within = 0.0 if limits.deadline < np.inf else state.calibration.within(k, limits.max_reads)
+                stats["recall"] = self._kept_within(best, within, options, stats, limits)
         if trace is not None and search.sightings is not None:
             trace.found(search.sightings.places(ids[ids >= 0]))
         return search, plan, SearchResult(names, distances, stats, columns)
@@ -223,10 +216,7 @@ class Searcher:
     def fetch(self, ids: object, fields: bool | Sequence[str] | None) -> Columns:
         """Return the fields of ids; see :meth:`memhier.ann.ZoomIndex.fetch`."""
         with self._turns.next():  # the pages read together take the place of a search's candidates
-            state = self.state
-            wanted, inverse = with_repeats(ids, state.id_kind)
-            reader = FieldReader(state, self._reader, chosen_fields(state, fields))
-            return reader.of(locate_all(state.parts, state.fresh, wanted), inverse)
+            return fields_of_ids(self.state, self._reader, ids, fields)
 
     @contextmanager
     def selected(self, where: str) -> Iterator[tuple[IndexSnapshot, list[Words], npt.NDArray[np.bool_]]]:
@@ -245,14 +235,14 @@ class Searcher:
         """Return the recall that a search without limits keeps; warn where it is less than asked for."""
         recall = TARGET if options.recall is None else float(options.recall)
         if plan.kept < recall:
-            self._warn(
+            self._warnings.warn(
                 "codes", f"recall={recall:g} is not kept: about {plan.kept:g} can be had, as codes of preview='pq' "
                 "have no bounds; give candidates= and nprobe=, or build with preview='rabitq'"
             )  # fmt: skip
         return plan.kept
 
     def _kept_within(
-        self, best: float, within: float, options: SearchOptions, stats: dict[str, Any], *, timed: bool
+        self, best: float, within: float, options: SearchOptions, stats: dict[str, Any], limits: ReadLimits
     ) -> float:
         """Return the recall that a search keeps within its limits; warn where it is less than asked for.
 
@@ -262,8 +252,6 @@ class Searcher:
             The recall of a search that no limit ends early.
         within
             The recall known for the number of pages allowed; 0 where time is limited.
-        timed
-            Whether time is limited.
         """
         recall = TARGET if options.recall is None else float(options.recall)
         early, queries = stats["stopped_early"], stats["queries"]
@@ -271,19 +259,8 @@ class Searcher:
             return recall
         kept = float(min(best, recall, max((1 - early / max(1, queries)) * recall, within)))
         if options.recall is not None:
-            limit = "deadline_ms=" if timed else f"max_reads={options.max_reads}"
-            had = f"about {kept:.2g}" if kept > 0.005 else "less than 0.5"
-            self._warn(
-                "limits", f"recall={recall:g} is not kept: {limit} ended {early} of {max(1, queries)} queries early, "
-                f"and {had} can be had within it; allow more, or ask for that recall"
-            )  # fmt: skip
+            self._warnings.warn_of_limits(recall, kept, early, queries, limits)
         return kept
-
-    def _warn(self, cause: str, words: str) -> None:
-        """Warn of a recall that is not kept, once for each cause."""
-        if cause not in self._warned:
-            self._warned.add(cause)
-            warnings.warn(words, RecallWarning, stacklevel=user_stacklevel())
 
 
 def _stats(found: Found, tally: Tallies) -> dict[str, Any]:

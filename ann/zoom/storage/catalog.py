@@ -37,7 +37,8 @@ from memhier.fields import (
 from memhier.store.store import Staging, Store, Transaction
 
 __all__ = [
-    "AUDIT_KEY", "KIND", "VERSION", "Description", "book_arrays", "load_book", "load_preview", "write_preview",
+    "AUDIT_KEY", "COMMON_FIELDS", "KIND", "NAME_FIELDS", "VERSION", "Description", "book_arrays", "load_book",
+    "load_preview", "write_preview",
 ]  # fmt: skip
 
 KIND = "zoom-index"
@@ -58,10 +59,25 @@ _BY_K = text(r"[1-9][0-9]{0,9}")
 _PARTS = sequence(
     record({"name": _PART, "rows": integer(0, 2**40), "ids": one_of("<u4", "<i8"), "alive": optional(_NAME)})
 )
+COMMON_FIELDS = {
+    "version": integer(),
+    "dtype": one_of("float32", "float16", "int8", "uint8"),
+    "dram": integer(1),
+    "searches": integer(1, 2**16),
+    "seed": integer(0, 2**32),
+    "schema": mapping(one_of(*DTYPES, *LIST_TYPES.values())),
+    "next_part": integer(),
+    "next_id": integer(0, 2**63),
+    "trained_on": integer(),
+}
+"""Of the description of an index of either kind."""
+NAME_FIELDS = {
+    "id_kind": one_of("int64", "str"),
+    "documents": sequence(text(r"[\s\S]{1,200}"), most=NAMES_MOST),
+}
+"""Of the same, which early versions lack."""
 _CHECK = record(
-    {
-        "version": integer(),
-        "dtype": one_of("float32", "float16", "int8", "uint8"),
+    COMMON_FIELDS | {
         "space": record({
             "metric": one_of(*METRICS), "dimension": integer(1, 2**20), "padded": integer(1, 2**21),
             "scale": real(5e-324, 1e308),
@@ -69,13 +85,6 @@ _CHECK = record(
         "coding": one_of(*CODINGS),
         "lists": integer(1, 2**31),
         "book_bytes": integer(1, 2**22),
-        "dram": integer(1),
-        "searches": integer(1, 2**16),
-        "seed": integer(0, 2**32),
-        "schema": mapping(one_of(*DTYPES, *LIST_TYPES.values())),
-        "next_part": integer(),
-        "next_id": integer(0, 2**63),
-        "trained_on": integer(),
         "calibration": record({
             "queries": integer(),
             "vectors": integer(),
@@ -88,9 +97,9 @@ _CHECK = record(
         "parts": _PARTS,
         "pending": _PARTS,
         "hot": sequence(row(_PART, integer())),
-        "id_kind": one_of("int64", "str"),
+        "id_kind": NAME_FIELDS["id_kind"],
     },
-    {"documents": sequence(text(r"[\s\S]{1,200}"), most=NAMES_MOST), "on_ssd": boolean},
+    {"documents": NAME_FIELDS["documents"], "on_ssd": boolean},
 )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ string in it (with ten million strings the odds of any such pair are 1 in 180,00
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ from memhier.ann.zoom.ids.texts import Texts, as_texts, hash_texts, is_text
 from memhier.ann.zoom.preview.scan_arguments import split_positions
 from memhier.ann.zoom.storage.fresh import Fresh
 from memhier.ann.zoom.storage.part import find_ids
-from memhier.ann.zoom.storage.rows import RowPart
+from memhier.ann.zoom.storage.rows import IdKind, RowPart
 from memhier.io.read_arguments import Tallies
 
 __all__ = [
@@ -37,7 +37,6 @@ __all__ = [
     "with_repeats",
 ]
 
-IdKind: TypeAlias = Literal["int64", "str"]
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 

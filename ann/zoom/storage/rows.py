@@ -1,7 +1,7 @@
 """Rows with ids, attributes and documents, as look-ups see them: those of vectors, and those of items of many."""
 
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +14,9 @@ from memhier.ann.zoom.storage.fresh import Fresh
 from memhier.io.reader import Reader
 from memhier.store.store import Store
 
-__all__ = ["RowArrays", "RowPart", "RowState", "open_fields"]
+__all__ = ["IdKind", "RowArrays", "RowPart", "RowState", "open_fields"]
 
+IdKind: TypeAlias = Literal["int64", "str"]
 Ints: TypeAlias = npt.NDArray[np.int64]
 
 
@@ -73,6 +74,10 @@ class RowState(Protocol):
     @property
     def fresh(self) -> Fresh:
         """Rows that wait in DRAM."""
+
+    @property
+    def id_kind(self) -> IdKind:
+        """The type of the ids."""
 
     @property
     def scan_bytes(self) -> int:
