@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from memhier.lazy import lazy
 
 if TYPE_CHECKING:
+    from memhier.recsys.contrastive import cosine_contrastive_loss
     from memhier.recsys.embedding import (
         SGD,
         Adagrad,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
         forecast,
         initial_weights,
         lookahead,
+        read_amazon,
         read_avazu,
         read_criteo,
         read_criteo_npy,
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
         to_embedding_bag,
         vector_blocks,
     )
+    from memhier.recsys.negatives import TiledNegatives
     from memhier.recsys.replay import CarouselBuffer
     from memhier.recsys.replay.ranks import ShardedBuffer, SharedBuffer
 
@@ -72,7 +75,9 @@ __all__ = [
     "SharedBuffer",
     "SharedLoader",
     "TableReader",
+    "TiledNegatives",
     "Uniform",
+    "cosine_contrastive_loss",
     "export_npy",
     "export_parquet",
     "export_quantised",
@@ -80,6 +85,7 @@ __all__ = [
     "forecast",
     "initial_weights",
     "lookahead",
+    "read_amazon",
     "read_avazu",
     "read_criteo",
     "read_criteo_npy",
@@ -92,12 +98,15 @@ __all__ = [
     "vector_blocks",
 ]
 
-_REPLAY = {"CarouselBuffer": "replay", "ShardedBuffer": "replay.ranks", "SharedBuffer": "replay.ranks"}
+_ELSEWHERE = {
+    "CarouselBuffer": "replay", "ShardedBuffer": "replay.ranks", "SharedBuffer": "replay.ranks",
+    "TiledNegatives": "negatives", "cosine_contrastive_loss": "contrastive",
+}  # fmt: skip
 
 # Names load on use: the embedding tables need torch, the replay buffer of one trainer does not.
 if not TYPE_CHECKING:  # a type checker would take any name for one of the package
     __getattr__, __dir__ = lazy(
         __name__,
-        {name: f"memhier.recsys.{_REPLAY.get(name, 'embedding')}" for name in __all__},
+        {name: f"memhier.recsys.{_ELSEWHERE.get(name, 'embedding')}" for name in __all__},
         [*globals()],
     )

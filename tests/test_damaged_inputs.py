@@ -20,7 +20,15 @@ from memhier.benchmarks.cli.index.inputs import given_ids
 from memhier.benchmarks.cli.index.tables import TableFile, read_attributes, read_documents
 from memhier.benchmarks.cli.traces import read_trace
 from memhier.errors import FormatError
-from memhier.recsys import read_avazu, read_criteo, read_criteo_npy, read_criteo_parquet, read_lightgcn, read_movielens
+from memhier.recsys import (
+    read_amazon,
+    read_avazu,
+    read_criteo,
+    read_criteo_npy,
+    read_criteo_parquet,
+    read_lightgcn,
+    read_movielens,
+)
 
 RNG = np.random.default_rng(0)
 VECTORS = RNG.standard_normal((50, 6)).astype(np.float32)
@@ -30,6 +38,8 @@ AVAZU = "id,click,hour," + ",".join(f"c{at}" for at in range(21)) + "\n" + "\n".
 ) + "\n"  # fmt: skip
 RATINGS = "userId,movieId,rating,timestamp\n" + "".join(f"{at},{at + 1},3.5,9\n" for at in range(40))
 PAIRS = "".join(f"{at} {at + 1} {at + 2}\n" for at in range(40))
+REVIEWS = "user_id,parent_asin,rating,timestamp\n" + "".join(f"A{at},B{at},3.5,9\n" for at in range(40))
+JSON_REVIEWS = "".join(f'{{"reviewerID": "A{at}", "asin": "B{at}", "overall": 5.0}}\n' for at in range(40))
 KEYS = RNG.integers(0, 100, 500)
 
 Use = Callable[[Path], Any]
@@ -117,6 +127,10 @@ FILES: dict[str, tuple[Callable[[Path], bytes], Use]] = {
     "ratings.csv.gz": (
         lambda _: gzip.compress(RATINGS.encode(), mtime=0), lambda path: everything(read_movielens(path)),
     ),
+    "reviews.csv.gz": (
+        lambda _: gzip.compress(REVIEWS.encode(), mtime=0), lambda path: everything(read_amazon(path, [10, 10])),
+    ),
+    "reviews.json": (lambda _: JSON_REVIEWS.encode(), lambda path: everything(read_amazon(path, [10, 10]))),
     "train.txt": (lambda _: PAIRS.encode(), lambda path: everything(read_lightgcn(path))),
     "train.txt.xz": (lambda _: lzma.compress(PAIRS.encode()), lambda path: everything(read_lightgcn(path))),
     "labels.npy": (lambda _: npy(np.zeros(40, np.int32)), use_criteo_npy),

@@ -18,6 +18,7 @@ from memhier.recsys.embedding.reading.forecast import forecast, save_trace
 from memhier.recsys.embedding.reading.lookahead import Lookahead, lookahead
 from memhier.recsys.embedding.reading.readers import (
     CTRBatch,
+    read_amazon,
     read_avazu,
     read_criteo,
     read_criteo_npy,
@@ -60,6 +61,7 @@ __all__ = [
     "forecast",
     "initial_weights",
     "lookahead",
+    "read_amazon",
     "read_avazu",
     "read_criteo",
     "read_criteo_npy",

@@ -12,6 +12,7 @@ import torch
 
 from memhier.errors import FormatError
 from memhier.recsys.embedding.reading.readers import (
+    read_amazon,
     read_avazu,
     read_criteo,
     read_criteo_npy,
@@ -132,3 +133,50 @@ def test_arguments_are_checked(tmp_path: Path) -> None:
         next(read_criteo(tmp_path, ROWS, 0))
     with pytest.raises(FileNotFoundError):
         next(read_movielens(tmp_path / "none"))
+
+
+AMAZON = {
+    "2014.csv": "A1YS9MDZP93857,0006428320,3.0,1394496000\n,0000013714,5.0,1388620800\n",
+    "2018.csv": "0006428320,A1YS9MDZP93857,3.0,1394496000\n0000013714,,5.0,1388620800\n",
+    "2018.json": '{"overall": 3.0, "vote": "2", "reviewerID": "A1YS9MDZP93857", "asin": "0006428320"}\n'
+    '{"asin": "0000013714", "overall": 5, "reviewText": "user_id,rating"}\n',
+    "2023.csv": "user_id,parent_asin,rating,timestamp,history\n"
+    "A1YS9MDZP93857,0006428320,3.0,1394496000000,\n,0000013714,5.0,1388620800000,B00 B01\n",
+    "2023.jsonl": '{"rating": 3, "asin": "B00", "parent_asin": "0006428320", "user_id": "A1YS9MDZP93857"}\n'
+    '{"rating": 5.0, "parent_asin": "0000013714", "user_id": null}\n',
+}
+
+
+@pytest.mark.parametrize("name", AMAZON)
+@pytest.mark.parametrize("batch", [1, 2, 97])
+def test_amazon_in_every_shape(tmp_path: Path, name: str, batch: int) -> None:
+    (tmp_path / name).write_text(AMAZON[name])
+    (tmp_path / f"{name}.gz").write_bytes(gzip.compress(AMAZON[name].encode()))
+    for path in (tmp_path / name, tmp_path / f"{name}.gz"):
+        found = [*read_amazon(path, [100, 50], batch, item_first=name == "2018.csv")]
+        assert sum(len(ratings) for _, ratings in found) == 2
+        pairs, ratings = (torch.cat(part) for part in zip(*found, strict=True))
+        assert ratings.tolist() == [3, 5]
+        items = [1 + zlib.crc32(item) % 49 for item in (b"0006428320", b"0000013714")]
+        assert pairs.tolist() == [[1 + zlib.crc32(b"A1YS9MDZP93857") % 99, items[0]], [0, items[1]]]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("user_id,parent_asin,stars\n", "line 1"),
+        ("user_id,parent_asin,rating,timestamp\nA,B,5,1\nA,B\n", "line 3: 2 cells"),
+        ("A,B,five,1\n", "line 1"),
+        ('{"asin": "B"}\n', "line 1: no key"),
+        ('{"overall": 5}\n{"overall": [5]}\n', "line 2"),
+        ('{"overall": 5}\n{"overall"\n', "line 2"),
+        ("{'overall': 5}\n", "line 1"),
+        ('{"overall": 5}\n[5]\n', "line 2"),
+        pytest.param("{" + '"a": [' * 100_000 + "\n", "line 1", id="deep"),
+    ],
+)
+def test_damaged_reviews_are_named(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "reviews").write_text(text)
+    for batch in (1, 97):
+        with pytest.raises(FormatError, match=words):
+            list(read_amazon(tmp_path / "reviews", [10, 10], batch))

@@ -6,12 +6,14 @@ stands for a missing value; hashed values get the other rows.
 
 import csv
 import gzip
+import json
 import lzma
 import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from typing import Any, TypeVar
 
@@ -27,6 +29,7 @@ from memhier.lazy import extra_for
 
 __all__ = [
     "CTRBatch",
+    "read_amazon",
     "read_avazu",
     "read_criteo",
     "read_criteo_npy",
@@ -37,6 +40,7 @@ __all__ = [
 
 Path = str | os.PathLike[str]
 T = TypeVar("T")
+U = TypeVar("U")
 
 CRITEO_NUMBERS, CRITEO_IDS = 13, 26
 AVAZU_COLUMNS = 22  # those after id and click
@@ -285,6 +289,64 @@ def read_movielens(path: Path, batch: int = 4096) -> Iterator[tuple[Tensor, Tens
             yield torch.from_numpy(pairs), torch.from_numpy(ratings)
 
 
+def read_amazon(
+    path: Path, rows: Sequence[int], batch: int = 4096, *, item_first: bool = False
+) -> Iterator[tuple[Tensor, Tensor]]:
+    r"""Read Amazon's reviews: JSON of a review a line, or CSV of ratings alone. Plain, .gz or .xz.
+
+    The keys are those of 2014 and 2018 (``reviewerID``, ``asin``, ``overall``) or of 2023 (``user_id``,
+    ``parent_asin``, ``rating``). CSV of 2023 has a header; that of earlier years has none.
+
+    Parameters
+    ----------
+    path
+        The file.
+    rows
+        The number of rows of the tables of users and items. Row 0 stands for a missing value.
+    batch
+        Reviews at a time; the last batch may have fewer.
+    item_first
+        CSV without a header begins with the item, as that of 2018 does; that of 2014 begins with the user.
+
+    Yields
+    ------
+    tuple of Tensor
+        int64 [n, 2] of the rows of user and item; float32 [n] of ratings.
+
+    Raises
+    ------
+    FormatError
+        For a line of another shape; the message has its number.
+    ValueError, TypeError
+        For another number of tables, and numbers below 1.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from memhier.recsys import read_amazon
+    >>> path = tempfile.mkdtemp() + "/Books_5.json"
+    >>> with open(path, "w") as file:
+    ...     print('{"reviewerID": "A10000012B7CGYKOMPQ4L", "asin": "000100039X", "overall": 5.0}', file=file)
+    >>> pairs, ratings = next(read_amazon(path, rows=[1000, 500]))
+    >>> pairs.tolist(), ratings.tolist()
+    ([[949, 421]], [5.0])
+    """
+    _check(rows, 2, batch)
+    order = (1, 0, 2) if item_first else (0, 1, 2)
+    with _lines(path) as lines:
+        for start, part in _chunks(lines, batch):
+            if start == 0 and part[0].startswith("user_id,"):
+                names = part.pop(0).rstrip("\n").split(",")
+                order, start = _parsed(path, 1, _amazon_order, names), 1
+                if not part:
+                    continue
+            parse = _amazon_review if part[0].startswith("{") else partial(_amazon_rating, order)
+            found = [_parsed(path, number, parse, line) for number, line in enumerate(part, start + 1)]
+            columns = [_column([cells[at] for cells in found], count) for at, count in enumerate(rows)]
+            ratings = torch.tensor([rating for _, _, rating in found], dtype=torch.float32)
+            yield torch.from_numpy(np.stack(columns, 1)), ratings
+
+
 def read_lightgcn(path: Path, batch: int = 4096) -> Iterator[Tensor]:
     r"""Read a file of LightGCN's: on each line a user and the items that belong to it. Plain, .gz or .xz.
 
@@ -345,11 +407,11 @@ def _click_batch(path: Path, start: int, cells: list[list[str]], rows: Sequence[
     )
 
 
-def _parsed(path: Path, number: int, parse: Callable[[list[str]], T], cells: list[str]) -> T:
+def _parsed(path: Path, number: int, parse: Callable[[U], T], cells: U) -> T:
     """Parse a line; an error names its number."""
     try:
         return parse(cells)
-    except (ValueError, OverflowError) as error:
+    except (ValueError, OverflowError, TypeError, RecursionError) as error:
         raise FormatError(f"{os.fspath(path)}: line {number}: {error}") from error
 
 
@@ -363,6 +425,27 @@ def _whole_numbers(cells: list[str]) -> NDArray[np.int64]:
 
 def _rating(cells: list[str]) -> tuple[NDArray[np.int64], float]:
     return _whole_numbers(cells[:2]), float(cells[2])
+
+
+def _amazon_order(names: list[str]) -> tuple[int, int, int]:
+    item = names.index("parent_asin") if "parent_asin" in names else names.index("asin")
+    return 0, item, names.index("rating")
+
+
+def _amazon_rating(order: tuple[int, int, int], line: str) -> tuple[str, str, float]:
+    cells = line.rstrip("\n").split(",")
+    if len(cells) < 4:
+        raise ValueError(f"{len(cells)} cells, expected at least 4")
+    user, item, rating = (cells[at] for at in order)
+    return user, item, float(rating)
+
+
+def _amazon_review(line: str) -> tuple[str, str, float]:
+    review = json.loads(line)
+    for user, item, rating in (("reviewerID", "asin", "overall"), ("user_id", "parent_asin", "rating")):
+        if rating in review:
+            return str(review.get(user) or ""), str(review.get(item) or ""), float(review[rating])
+    raise ValueError("no key 'overall' or 'rating'")
 
 
 def _number(cell: Any) -> float:
