@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from memhier.benchmarks.datasets import criteo_dac
-from memhier.benchmarks.workloads.embedding.common import DLRM
+from memhier.benchmarks.workloads.embedding.models.dlrm import DLRM
 from memhier.policies import Belady
 from memhier.recsys import SGD, Adagrad, Adam, EmbeddingBagCollection, EmbeddingBagConfig, lookahead
 

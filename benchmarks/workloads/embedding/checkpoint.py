@@ -14,7 +14,6 @@ from torch import nn
 
 from memhier.benchmarks.bench.figures import Figure, Record
 from memhier.benchmarks.workloads.embedding.common import (
-    DLRM,
     Stretch,
     Stretches,
     checkpoint_costs,
@@ -22,6 +21,7 @@ from memhier.benchmarks.workloads.embedding.common import (
     table_configs,
     table_sizes,
 )
+from memhier.benchmarks.workloads.embedding.models.dlrm import DLRM
 from memhier.benchmarks.workloads.harness import Outcome, workload
 from memhier.policies import Belady
 from memhier.recsys import Adagrad, EmbeddingBagCollection, lookahead

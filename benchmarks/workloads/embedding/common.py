@@ -1,25 +1,26 @@
-"""Parts of the workloads of embedding tables: a DLRM, ids with the sizes and skew of Criteo's, timed stretches."""
+"""Parts of the workloads of embedding tables: ids with the sizes and skew of Criteo's, timed stretches."""
 
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
-from memhier.recsys import EmbeddingBagConfig, Uniform
+from memhier.recsys import SGD, Adagrad, Adam, EmbeddingBagConfig, Uniform
 
 __all__ = [
     "CRITEO_ROWS",
-    "DLRM",
+    "RULES",
     "Sample",
     "Stretch",
     "Stretches",
+    "TableKind",
     "checkpoint_costs",
     "power_law",
     "samples",
@@ -37,6 +38,43 @@ CRITEO_ROWS = (
 )  # fmt: skip
 
 
+# memhier's optimizers of rows, and torch's with the same bits.
+RULES: dict[str, tuple[Callable[..., Any], Callable[..., torch.optim.Optimizer]]] = {
+    "sgd": (SGD, torch.optim.SGD),
+    "adagrad": (Adagrad, torch.optim.Adagrad),
+    "adam": (Adam, torch.optim.SparseAdam),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TableKind:
+    """Tables of one training.
+
+    Attributes
+    ----------
+    dim
+        Floats of a row.
+    rule, rate
+        One of :data:`RULES`, and its learning rate.
+    sequences
+        One table, and any number of ids a sample, whose rows are not summed.
+    same_start
+        torch's tables begin with memhier's first values, and not with zeros.
+    touched
+        As of memhier's tables.
+    initial
+        The first values of a table of sequences.
+    """
+
+    dim: int = 32
+    rule: str = "sgd"
+    rate: float = 0.01
+    sequences: bool = False
+    same_start: bool = False
+    touched: int | None = None
+    initial: Any = field(default_factory=Uniform)
+
+
 @dataclass(frozen=True, slots=True)
 class Sample:
     """A batch: ids int64 [n, tables], numbers float32 [n, 13], labels float32 [n]."""
@@ -44,30 +82,6 @@ class Sample:
     ids: Tensor
     dense: Tensor
     labels: Tensor
-
-
-class DLRM(nn.Module):
-    """The dense part of DLRM (Naumov et al., arXiv 1906.00091): two perceptrons, and products of all pairs between."""
-
-    def __init__(self, tables: int, dim: int) -> None:
-        super().__init__()
-        self.bottom: torch.nn.Sequential = nn.Sequential(nn.Linear(13, 128), nn.ReLU(), nn.Linear(128, dim), nn.ReLU())
-        features = tables + 1
-        rows, columns = torch.tril_indices(features, features, -1)
-        self._pairs = rows * features + columns
-        self._dim = dim
-        self.top: torch.nn.Sequential = nn.Sequential(
-            nn.Linear(dim + features * (features - 1) // 2, 256), nn.ReLU(), nn.Linear(256, 64), nn.ReLU(),
-            nn.Linear(64, 1),
-        )  # fmt: skip
-
-    def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
-        """Return logits [n]; `pooled` is [n, tables * dim]."""
-        below = self.bottom(dense)
-        features = torch.cat([below, pooled], 1).view(len(dense), -1, self._dim)
-        products = torch.bmm(features, features.transpose(1, 2)).view(len(dense), -1)[:, self._pairs]
-        logits: Tensor = self.top(torch.cat([below, products], 1)).squeeze(1)
-        return logits
 
 
 class Stretch(NamedTuple):
@@ -139,11 +153,14 @@ def table_sizes(scale: float) -> list[int]:
     return [rows if rows <= 1000 else max(1000, int(rows * scale)) for rows in CRITEO_ROWS]
 
 
-def samples(sizes: list[int], batch: int, count: int, seed: int, exponent: float = 1.05) -> Iterator[Sample]:
+def samples(
+    sizes: list[int], batch: int, count: int, seed: int, exponents: Sequence[float] | None = None
+) -> Iterator[Sample]:
     """Yield batches whose ids follow a power law in each table; frequent rows are scattered over the table."""
     rng = np.random.default_rng(seed)
     for _ in range(count):
-        columns = [power_law(rng.random(batch), rows, exponent) for rows in sizes]
+        laws = [1.05] * len(sizes) if exponents is None else exponents
+        columns = [power_law(rng.random(batch), rows, law) for rows, law in zip(sizes, laws, strict=True)]
         dense = rng.standard_normal((batch, 13), dtype=np.float32)
         labels = (rng.random(batch) < 0.25).astype(np.float32)
         yield Sample(torch.from_numpy(np.stack(columns, 1)), torch.from_numpy(dense), torch.from_numpy(labels))

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from memhier.benchmarks.bench.figures import Record
-from memhier.benchmarks.workloads.embedding.common import DLRM, Sample, stream_of, table_sizes
+from memhier.benchmarks.workloads.embedding.common import Sample, stream_of, table_sizes
+from memhier.benchmarks.workloads.embedding.models.dlrm import DLRM
 from memhier.benchmarks.workloads.embedding.speed import DIM, RATE, Memhier, Torch, Way
 from memhier.benchmarks.workloads.harness import Measure, Outcome, Row, figures_of, workload
 from memhier.policies import Belady

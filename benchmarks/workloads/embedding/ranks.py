@@ -23,7 +23,8 @@ from torch import nn
 from torch.multiprocessing.spawn import spawn
 
 from memhier.benchmarks.bench.figures import Figure, Record
-from memhier.benchmarks.workloads.embedding.common import DLRM, Sample, samples, table_configs, table_sizes
+from memhier.benchmarks.workloads.embedding.common import Sample, samples, table_configs, table_sizes
+from memhier.benchmarks.workloads.embedding.models.dlrm import DLRM
 from memhier.benchmarks.workloads.harness import Outcome, workload
 from memhier.policies import Belady
 from memhier.recsys import Adagrad, ShardedEmbeddingBagCollection, SharedLoader, lookahead, split_samples

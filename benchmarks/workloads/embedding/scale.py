@@ -15,7 +15,6 @@ without tables too, as one figure shows. Beside a small budget they are large.
 import ctypes
 import time
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from torch import Tensor, nn
 
 from memhier.benchmarks.bench.figures import Figure, Record
 from memhier.benchmarks.workloads.embedding.common import Stretch, Stretches, checkpoint_costs, power_law, table_configs
+from memhier.benchmarks.workloads.embedding.models.dcn import DCN
 from memhier.benchmarks.workloads.harness import Outcome, workload
 from memhier.budget import format_bytes, parse_bytes
 from memhier.recsys import Adagrad, EmbeddingBagCollection, lookahead
@@ -48,33 +48,6 @@ FILL_ROWS = 2**12
 CROSS_LAYERS, CROSS_RANK = 3, 512
 
 Batch = tuple[dict[str, Tensor], Tensor, Tensor]
-
-
-class DCN(nn.Module):
-    """The dense part of MLPerf's DLRM-DCNv2: low-rank cross layers (DCN V2, arXiv 2008.13535) between perceptrons."""
-
-    def __init__(self, tables: int, dim: int) -> None:
-        super().__init__()
-        width = (tables + 1) * dim
-        self.bottom: torch.nn.Sequential = _perceptron(13, 512, 256, dim)
-        self.down: torch.nn.ModuleList = nn.ModuleList(
-            nn.Linear(width, CROSS_RANK, bias=False) for _ in range(CROSS_LAYERS)
-        )
-        self.up: torch.nn.ModuleList = nn.ModuleList(nn.Linear(CROSS_RANK, width) for _ in range(CROSS_LAYERS))
-        self.top: torch.nn.Sequential = nn.Sequential(_perceptron(width, 1024, 1024, 512, 256), nn.Linear(256, 1))
-
-    def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
-        """Return logits [n]; `pooled` is [n, tables * dim]."""
-        crossed = first = torch.cat([self.bottom(dense), pooled], 1)
-        for down, up in zip(self.down, self.up, strict=True):
-            crossed = first * up(down(crossed)) + crossed
-        logits: Tensor = self.top(crossed).squeeze(1)
-        return logits
-
-
-def _perceptron(*widths: int) -> nn.Sequential:
-    layers = [(nn.Linear(before, after), nn.ReLU()) for before, after in pairwise(widths)]
-    return nn.Sequential(*(part for layer in layers for part in layer))
 
 
 def batches(sizes: list[int], batch: int, count: int) -> Iterator[Batch]:
@@ -120,7 +93,7 @@ def measure(folder: Path, dram: str, scale: float, batch: int, steps: int, fill:
     budget = parse_bytes(dram)
     sizes = [rows if rows <= 1000 else max(1000, int(rows * scale)) for rows in MLPERF_ROWS]
     torch.manual_seed(0)
-    net = DCN(len(sizes), DIM)
+    net = DCN(len(sizes), DIM, bottom=(512, 256), top=(1024, 1024, 512, 256), layers=CROSS_LAYERS, rank=CROSS_RANK)
     optimizer = torch.optim.Adagrad(net.parameters(), lr=0.01)
     alone, peaks = Peaks(), Peaks()
     for _, dense, labels in batches(sizes, batch, ALONE_STEPS):

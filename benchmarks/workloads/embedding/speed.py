@@ -25,14 +25,25 @@ import torch
 from torch import Tensor, nn
 
 from memhier.benchmarks.bench.figures import Figure, Paper, Record
-from memhier.benchmarks.workloads.embedding.common import DLRM, Ints, Sample, stream_of, table_configs, table_sizes
+from memhier.benchmarks.workloads.embedding.common import (
+    RULES,
+    Ints,
+    Sample,
+    TableKind,
+    stream_of,
+    table_configs,
+    table_sizes,
+)
+from memhier.benchmarks.workloads.embedding.models.dlrm import DLRM
 from memhier.benchmarks.workloads.harness import Outcome, bars_of, workload
 from memhier.policies import LFU, LRU, Belady, Policy
-from memhier.recsys import SGD, EmbeddingBagCollection, lookahead
+from memhier.recsys import Embedding, EmbeddingBagCollection, initial_weights, lookahead
 
 __all__ = ["main"]
 
 DIM, RATE = 32, 0.01
+KIND = TableKind(DIM, rate=RATE)
+_BLOCK = 2**16  # rows whose first values are made at a time
 
 
 class Way:
@@ -49,6 +60,14 @@ class Way:
     def step(self) -> None:
         """Do the work after the backward pass."""
 
+    def set_rate(self, rate: float) -> None:
+        """Change the learning rate."""
+        raise NotImplementedError
+
+    def weights(self) -> Tensor:
+        """Return all rows of the first table."""
+        raise NotImplementedError
+
     def close(self) -> None:
         """Release the place."""
 
@@ -56,11 +75,19 @@ class Way:
 class Memhier(Way):
     """memhier's tables with so many rows in DRAM."""
 
-    def __init__(self, folder: Path, sizes: list[int], needed: Ints, policy: Policy, window: int | None) -> None:
+    def __init__(
+        self, folder: Path, sizes: list[int], needed: Ints, policy: Policy, window: int | None,
+        kind: TableKind = KIND,
+    ) -> None:  # fmt: skip
         folder.mkdir()
-        configs = table_configs(sizes, DIM)
-        self.tables: EmbeddingBagCollection = EmbeddingBagCollection(
-            configs, optimizer=SGD(lr=RATE), dram="16GiB", path=folder, policy=policy
+        options: dict[str, Any] = {
+            "optimizer": RULES[kind.rule][0](lr=kind.rate), "dram": "16GiB", "path": folder, "policy": policy,
+            "touched": kind.touched,
+        }  # fmt: skip
+        self.tables: Embedding | EmbeddingBagCollection = (
+            Embedding(*sizes, kind.dim, initial=kind.initial, **options)
+            if kind.sequences
+            else EmbeddingBagCollection(table_configs(sizes, kind.dim), **options)
         )
         self._window = window
         bases = self.tables.tables.bases
@@ -76,26 +103,52 @@ class Memhier(Way):
         return iter(lookahead(some, self.tables, ids=lambda batch: batch.ids, window=self._window))
 
     def look(self, ids: Tensor) -> Tensor:
-        return self.tables(ids).values()  # type: ignore[no-any-return]
+        found = self.tables(ids)
+        return found.flatten(1) if isinstance(found, Tensor) else found.values()  # type: ignore[no-any-return]
+
+    def set_rate(self, rate: float) -> None:
+        self.tables.optimizer.param_groups[0]["lr"] = rate
+
+    def weights(self) -> Tensor:
+        return self.tables.weights(range(self.tables.tables.specs[0].rows))
 
     def close(self) -> None:
         self.tables.close()
 
 
 class Torch(Way):
-    """`torch.nn.EmbeddingBag(sparse=True)` in memory."""
+    """`torch.nn.EmbeddingBag(sparse=True)` in memory, or `torch.nn.Embedding` for sequences."""
 
-    def __init__(self, sizes: list[int]) -> None:
+    def __init__(self, sizes: list[int], kind: TableKind = KIND) -> None:
+        weights = [torch.zeros(rows, kind.dim) for rows in sizes]
+        if kind.same_start:
+            for table, some in enumerate(weights):
+                for start in range(0, len(some), _BLOCK):
+                    rows = np.arange(start, min(start + _BLOCK, len(some)))
+                    first = initial_weights(kind.initial, 0, table, rows, kind.dim, len(some))
+                    some[start : start + _BLOCK] = torch.from_numpy(first)
         self._bags = [
-            nn.EmbeddingBag(rows, DIM, mode="sum", sparse=True, _weight=torch.zeros(rows, DIM)) for rows in sizes
+            nn.Embedding(*some.shape, sparse=True, _weight=some)
+            if kind.sequences
+            else nn.EmbeddingBag(*some.shape, mode="sum", sparse=True, _weight=some)
+            for some in weights
         ]
-        self._optimizer = torch.optim.SGD([bag.weight for bag in self._bags], lr=RATE)
+        self._sequences = kind.sequences
+        self._optimizer = RULES[kind.rule][1]([bag.weight for bag in self._bags], lr=kind.rate)
 
     def look(self, ids: Tensor) -> Tensor:
+        if self._sequences:
+            return self._bags[0](ids).flatten(1)  # type: ignore[no-any-return]
         offsets = torch.arange(len(ids))
         return torch.cat(
             [bag(column, offsets) for bag, column in zip(self._bags, ids.t().contiguous(), strict=True)], 1
         )
+
+    def set_rate(self, rate: float) -> None:
+        self._optimizer.param_groups[0]["lr"] = rate
+
+    def weights(self) -> Tensor:
+        return self._bags[0].weight.detach()  # type: ignore[no-any-return]
 
     def step(self) -> None:
         self._optimizer.step()
