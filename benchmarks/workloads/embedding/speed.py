@@ -85,7 +85,7 @@ class Memhier(Way):
             "touched": kind.touched,
         }  # fmt: skip
         self.tables: Embedding | EmbeddingBagCollection = (
-            Embedding(*sizes, kind.dim, initial=kind.initial, **options)
+            Embedding(sizes[0], kind.dim, initial=kind.initial, **options)
             if kind.sequences
             else EmbeddingBagCollection(table_configs(sizes, kind.dim), **options)
         )
@@ -104,7 +104,7 @@ class Memhier(Way):
 
     def look(self, ids: Tensor) -> Tensor:
         found = self.tables(ids)
-        return found.flatten(1) if isinstance(found, Tensor) else found.values()  # type: ignore[no-any-return]
+        return found.flatten(1) if isinstance(found, Tensor) else found.values()
 
     def set_rate(self, rate: float) -> None:
         self.tables.optimizer.param_groups[0]["lr"] = rate
@@ -128,9 +128,9 @@ class Torch(Way):
                     first = initial_weights(kind.initial, 0, table, rows, kind.dim, len(some))
                     some[start : start + _BLOCK] = torch.from_numpy(first)
         self._bags = [
-            nn.Embedding(*some.shape, sparse=True, _weight=some)
+            nn.Embedding(len(some), kind.dim, sparse=True, _weight=some)
             if kind.sequences
-            else nn.EmbeddingBag(*some.shape, mode="sum", sparse=True, _weight=some)
+            else nn.EmbeddingBag(len(some), kind.dim, mode="sum", sparse=True, _weight=some)
             for some in weights
         ]
         self._sequences = kind.sequences
@@ -148,7 +148,7 @@ class Torch(Way):
         self._optimizer.param_groups[0]["lr"] = rate
 
     def weights(self) -> Tensor:
-        return self._bags[0].weight.detach()  # type: ignore[no-any-return]
+        return self._bags[0].weight.detach()
 
     def step(self) -> None:
         self._optimizer.step()

@@ -24,7 +24,7 @@ class DeepFM(ClickModel):
         """Return logits [n]; `pooled` is [n, tables * dim]."""
         rows = pooled.view(len(dense), -1, self._dim)
         factors = rows[:, :, 1:]
-        first = self.first(dense).squeeze(1) + rows[:, :, 0].sum(1)
+        first: Tensor = self.first(dense).squeeze(1) + rows[:, :, 0].sum(1)
         # Products of all pairs: half of the square of the sum less the sum of squares.
         second = (factors.sum(1).square() - factors.square().sum(1)).sum(1) / 2
         deep: Tensor = self.deep(torch.cat([dense, factors.flatten(1)], 1)).squeeze(1)

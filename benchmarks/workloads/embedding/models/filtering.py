@@ -79,7 +79,7 @@ class Steps:
     def epoch(self, number: int) -> Iterator[Step]:
         """Yield the steps of an epoch."""
         order = torch.from_numpy(np.random.default_rng([0, number]).permutation(len(self._pairs)))
-        for step, places in enumerate(order.split(self._settings.batch)[: self.count], number * self.count):
+        for step, places in enumerate(torch.split(order, self._settings.batch)[: self.count], number * self.count):
             some = self._pairs[places]
             negatives, picks = self._negatives(step, len(some))
             ids = torch.cat([some[:, 0], self.users + some[:, 1], self.users + negatives])
@@ -101,7 +101,7 @@ class Steps:
 
 def loss_of(settings: Settings, step: Step, rows: Tensor) -> Tensor:
     """Return the loss of a step."""
-    users, items, negatives = rows.split([step.count, step.count, len(rows) - 2 * step.count])
+    users, items, negatives = torch.tensor_split(rows, [step.count, 2 * step.count])
     if settings.loss == "ccl":
         return cosine_contrastive_loss(
             users, items, negatives, margin=settings.margin, weight=settings.weight, picks=step.picks
@@ -109,7 +109,7 @@ def loss_of(settings: Settings, step: Step, rows: Tensor) -> Tensor:
     assert step.picks is not None
     others = negatives[step.picks[:, 0]]
     size = users.square().sum() + items.square().sum() + others.square().sum()
-    ranked = nn.functional.logsigmoid((users * (items - others)).sum(1)).mean()
+    ranked: Tensor = nn.functional.logsigmoid((users * (items - others)).sum(1)).mean()
     return settings.decay * size / step.count - ranked
 
 
@@ -144,7 +144,7 @@ class Training:
         self._settings = settings
         self._steps = Steps(settings, negatives == "tiled")
         rows = self._steps.users + self._steps.items
-        start = Normal(0, 0.1)
+        start = Normal(0, 0.01)
         kind = TableKind(settings.dim, "adam", settings.rate, sequences=True, same_start=True, initial=start)
         slots = int(share * rows) if place == "some" else rows
         self._way: Way = (
@@ -160,6 +160,7 @@ class Training:
         total = self._settings.epochs * self._steps.count
         started = time.process_time()
         steps: Any = self._steps.epoch(number)
+        step: Any
         for step in self._way.batches(steps):
             self._way.set_rate(self._settings.rate * (1 - len(self.losses) / total))
             loss = loss_of(self._settings, step, self._way.look(step.ids))
@@ -196,7 +197,8 @@ class Training:
 @click.option("--weight", default=150.0, show_default=True, help="Of the negatives.")
 @click.option("--decay", default=1e-4, show_default=True, help="Of the rows, in BPR.")
 @click.option("--dim", default=64, show_default=True)
-def main(scratch: Path, ways: tuple[str, ...], share: float, **settings: Any) -> Outcome:
+@click.option("--recall/--no-recall", "ranks", default=True, show_default=True, help="Rank items for all users.")
+def main(scratch: Path, ways: tuple[str, ...], share: float, ranks: bool, **settings: Any) -> Outcome:
     """Train by each way, epoch by epoch in turn, and measure recall at the end."""
     chosen = Settings(**settings)
     torch.sparse.check_sparse_tensor_invariants.disable()  # type: ignore[no-untyped-call]
@@ -210,7 +212,8 @@ def main(scratch: Path, ways: tuple[str, ...], share: float, **settings: Any) ->
     figures: list[Figure] = []
     for name, training in trainings.items():
         title = name.replace("some", f"{share:.0%} in DRAM").replace("all", "all in DRAM")
-        figures.append(Figure.of(f"Recall@20, {title}", training.recall(), "share", "more"))
+        if ranks:
+            figures.append(Figure.of(f"Recall@20, {title}", training.recall(), "share", "more"))
         figures.append(Figure.of(f"epoch, {title}, processor time", training.seconds, "s", "less", clock=True))
         first = trainings[next(other for other in ways if other.split(",")[0] == name.split(",")[0])]
         others = int(np.sum(np.array(first.losses) != np.array(training.losses)))

@@ -13,12 +13,13 @@ from torch import Tensor, nn
 
 from memhier.benchmarks.datasets import criteo_dac, data_set_folder, gowalla
 from memhier.benchmarks.workloads.embedding.common import Sample, power_law, samples, table_sizes
-from memhier.recsys import read_amazon, read_avazu, read_criteo, read_lightgcn, read_movielens
+from memhier.recsys import TiledNegatives, read_amazon, read_avazu, read_criteo, read_lightgcn, read_movielens
 
 __all__ = ["LOGS", "Log", "LogOptions", "criteo_exponents", "fitted_exponent", "histories", "open_log"]
 
 Kind = Literal["clicks", "pairs", "histories"]
 EXPONENTS = (0.5, 3.0)
+TILE = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,16 +84,19 @@ def open_log(options: LogOptions, sequences: bool) -> Log:
 def histories(pairs: Iterable[Tensor], rows: int, length: int, batch: int) -> Iterator[Sample]:
     """Yield batches of histories: items, the next ones and random others side by side, int64 [n, 3 * length].
 
+    The others come from a tile of items that stays for some batches, see :class:`~memhier.recsys.TiledNegatives`.
     Pairs of one user follow each other, with items from 0 on; item i becomes id i + 1, and 0 is padding. A history of
     more items is cut into several, one of a single item is left out.
     """
     rng = np.random.default_rng(0)
+    tiles = TiledNegatives(rows=rows - 1, tile=min(TILE, rows - 1), steps=8)
+    tile, done = 1 + tiles.at(0).numpy(), 0
     waiting: list[NDArray[np.int64]] = []
 
     def sample(items: list[int]) -> NDArray[np.int64]:
         row = np.zeros((3, length), np.int64)
         row[0, : len(items) - 1], row[1, : len(items) - 1] = items[:-1], items[1:]
-        row[2, : len(items) - 1] = rng.integers(1, rows, len(items) - 1)
+        row[2, : len(items) - 1] = rng.choice(tile, len(items) - 1)
         return row.reshape(-1)
 
     user, items = -1, list[int]()
@@ -106,7 +110,8 @@ def histories(pairs: Iterable[Tensor], rows: int, length: int, batch: int) -> It
             items.append(item + 1)
             if len(waiting) == batch:
                 yield _ids_alone(torch.from_numpy(np.stack(waiting)))
-                waiting = []
+                waiting, done = [], done + 1
+                tile = 1 + tiles.at(done).numpy()
     if len(items) > 1:
         waiting.append(sample(items))
     if waiting:
@@ -114,16 +119,16 @@ def histories(pairs: Iterable[Tensor], rows: int, length: int, batch: int) -> It
 
 
 def fitted_exponent(distinct: int, draws: int, rows: int) -> float:
-    """Return the exponent of a power law over `rows` ranks of which `draws` samples have so many distinct ones.
+    """Return the exponent of `power_law` over `rows` ranks of which `draws` samples have so many distinct ones.
 
     The exponent lies between 0.5 and 3; expected numbers of distinct ranks fall as it grows, so halving finds it.
     """
     edges = np.unique(np.geomspace(1, rows + 1, 4000).astype(np.int64))
-    middles, widths = (edges[1:] + edges[:-1] - 1) / 2, np.diff(edges)
+    widths = np.diff(edges)
 
     def expected(exponent: float) -> float:
-        shares = middles**-exponent
-        shares /= (shares * widths).sum()
+        below = edges.astype(float) ** (1 - exponent)
+        shares = np.diff(below) / (below[-1] - below[0]) / widths
         return float((widths * -np.expm1(draws * np.log1p(-np.minimum(shares, 1 - 1e-12)))).sum())
 
     low, high = EXPONENTS

@@ -23,6 +23,6 @@ class WideDeep(ClickModel):
     def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
         """Return logits [n]; `pooled` is [n, tables * dim]."""
         rows = pooled.view(len(dense), -1, self._dim)
-        wide = self.wide(dense).squeeze(1) + rows[:, :, 0].sum(1)
+        wide: Tensor = self.wide(dense).squeeze(1) + rows[:, :, 0].sum(1)
         deep: Tensor = self.deep(torch.cat([dense, rows[:, :, 1:].flatten(1)], 1)).squeeze(1)
         return wide + deep
