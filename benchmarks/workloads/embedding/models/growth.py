@@ -4,7 +4,8 @@
 proportions of Criteo's, from a million rows to a billion, which are sparse on disk. Ids follow a power law with the
 exponent that each table's column has in the sample of Criteo's log. Rows that the batches need lie on SSD at the start.
 Larger tables have a longer tail, so a batch has more distinct rows; their number and the number of those that were read
-stand beside the processor time of a step. All sizes take turns, round after round.
+stand beside the processor time of a step. With ``--spread`` the batch is fixed: ids are drawn as of the least tables
+and spread over the larger ones, so batches have as many distinct rows at all sizes. Sizes take turns, round by round.
 """
 
 import os
@@ -37,11 +38,13 @@ def sizes_of(total: int) -> list[int]:
 class Grown:
     """Tables of one size, with their batches, taken round after round."""
 
-    def __init__(self, folder: Path, total: int, slots: int, batch: int, steps: int, rounds: int) -> None:
+    def __init__(self, folder: Path, total: int, drawn: int, slots: int, batch: int, steps: int, rounds: int) -> None:
         self.total = total
         self._steps = steps
-        sizes = sizes_of(total)
-        self._batches = [*samples(sizes, batch, steps * (rounds + 1), 0, criteo_exponents())]
+        sizes, small = sizes_of(total), sizes_of(drawn)
+        self._batches = [*samples(small, batch, steps * (rounds + 1), 0, criteo_exponents())]
+        for each in self._batches:
+            each.ids.mul_(torch.tensor(sizes) // torch.tensor(small))
         needed, _ = distinct_rows(Log("clicks", sizes, self._batches))
         kind = TableKind(touched=min(sum(sizes), len(needed)))
         self._way = Memhier(folder, sizes, needed, Belady(min(slots, len(needed))), 8, kind)
@@ -82,11 +85,13 @@ class Grown:
 @click.option("--batch", default=4096, show_default=True)
 @click.option("--steps", default=8, show_default=True, help="In a round.")
 @click.option("--rounds", default=5, show_default=True)
-def main(scratch: Path, totals: tuple[int, ...], slots: int, batch: int, steps: int, rounds: int) -> Outcome:
+@click.option("--spread", is_flag=True, help="Spread the ids of the least tables over the others.")
+def main(scratch: Path, totals: tuple[int, ...], slots: int, spread: bool, **stretch: int) -> Outcome:
     """Measure a step at each size of the tables."""
-    grown = [Grown(scratch / str(total), total, slots, batch, steps, rounds) for total in totals]
+    least = min(totals)
+    grown = [Grown(scratch / f"{total}", total, least if spread else total, slots, **stretch) for total in totals]
     spent: list[Row] = []
-    for number in range(rounds + 1):
+    for number in range(stretch["rounds"] + 1):
         found = [each.run(number) for each in grown]
         if number:
             spent += [row | {"times": row["ms"] / found[0]["ms"]} for row in found]
@@ -101,7 +106,7 @@ def main(scratch: Path, totals: tuple[int, ...], slots: int, batch: int, steps: 
     ]
     figures = figures_of(spent, measures, "{title}, {rows} rows")
     skew = np.median(criteo_exponents())
-    scale = f"26 tables, rows of {DIM} floats, batches of {batch}, {slots:,} rows in DRAM, median exponent {skew:.2f}"
+    scale = f"rows of {DIM} floats, batches of {stretch['batch']}, {slots:,} rows in DRAM, median exponent {skew:.2f}"
     return Outcome(Record(figures, scale=scale), details={"spent": spent})
 
 
