@@ -329,7 +329,7 @@ def read_amazon(
     ...     print('{"reviewerID": "A10000012B7CGYKOMPQ4L", "asin": "000100039X", "overall": 5.0}', file=file)
     >>> pairs, ratings = next(read_amazon(path, rows=[1000, 500]))
     >>> pairs.tolist(), ratings.tolist()
-    ([[949, 421]], [5.0])
+    ([[69, 76]], [5.0])
     """
     _check(rows, 2, batch)
     order = (1, 0, 2) if item_first else (0, 1, 2)
