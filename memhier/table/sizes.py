@@ -70,7 +70,7 @@ class TierNeeds:
     key_space, batch
         As in :class:`memhier.cache.slots.SlotMap`; None lets the budget decide the batch.
     policy_bytes
-        The policy's bytes per row, at most.
+        The policy's bytes for each row that is resident or comes with the next call, at most.
     fixed_bytes
         Bytes that do not depend on the capacity: `log_bytes`, the buffers of the reader.
     aside
@@ -138,7 +138,8 @@ class Sizes:
             Slab.bytes_for(capacity, layout.dtype, layout.shape, versioned=False)
             + SlotMap.bytes_for(capacity, key_space=self._map_key_space(capacity), batch=self.batch)
             + Pins.bytes_for(capacity)
-            + int((needs.policy_bytes + _SLOT_BYTES + _CALL_SLOT_BYTES) * capacity)
+            + int(needs.policy_bytes * (capacity + min(self.batch, capacity)))
+            + (_SLOT_BYTES + _CALL_SLOT_BYTES) * capacity
             + self.batch * _CALL_KEY_BYTES
             + self.staged * self._staged_bytes
             + WriteQueue.bytes_for(self.queued, needs.encoded_bytes)
@@ -224,7 +225,7 @@ def check_policy(policy: str | Policy) -> None:
 
 
 def policy_bytes(policy: str | Policy) -> float:
-    """Return a policy's bytes per row after batches have come and gone: it tries a policy out."""
+    """Return a policy's bytes for each key that is resident or comes with a call: it tries a policy out."""
     makes = [make for name, make in _POLICIES.items() if policy == name or type(policy) is make]
     if not makes and not isinstance(policy, str):
         return policy.memory_bytes / policy.capacity
@@ -233,6 +234,8 @@ def policy_bytes(policy: str | Policy) -> float:
     for rows in (1400, 2048, 2800):
         trial = make(rows)
         trial.access(np.arange(rows))
-        trial.access(np.arange(rows, 2 * rows))
-        worst = max(worst, trial.memory_bytes / rows)
+        for coming in (rows // 32, rows // 4, rows):
+            trial.access(np.arange(rows, rows + coming))
+            trial.access(np.arange(rows))
+            worst = max(worst, trial.memory_bytes / (rows + coming))
     return worst

@@ -234,10 +234,13 @@ class BeladyWindow {
 
   void grow_entries(std::size_t count) {
     if (count <= entries_.size()) return;
-    count = std::max(count, entries_.size() + entries_.size() / 2);
+    count = std::max(count, entries_.size() + entries_.size() / 16);
+    links_.reserve(count);  // a resize alone would double it
+    scores_.reserve(count);
+    entries_.reserve(count);
+    by_score_.reserve(count);
     links_.resize(count);
     scores_.resize(count);
-    by_score_.reserve(count);
     entries_.resize(count);  // last, as its size says that all have grown
   }
 

@@ -44,7 +44,7 @@ class KeyTable {
 
   // The key is not in the table. Grows a full table.
   std::uint32_t insert(std::int64_t key) {
-    if (size_ == room_) make_room(2 * room_);
+    if (size_ == room_) make_room(room_ + room_ / 16 + 1);
     std::uint32_t number = free_;
     if (number != none) {
       free_ = static_cast<std::uint32_t>(keys_[number]);
