@@ -59,8 +59,8 @@ class KeepAll:
         batch = as_keys(keys)
         if self._announced:
             planned = self._announced[0]
-            # The array itself comes back in most calls.
-            if planned is not batch and not np.array_equal(np.unique(planned), np.unique(batch)):
+            # The same order comes back in most calls.
+            if not np.array_equal(planned, batch) and not np.array_equal(np.unique(planned), np.unique(batch)):
                 raise ValueError("keys differ from the batch that was announced for this turn")
             self._announced.popleft()
         hit = self._resident[batch]

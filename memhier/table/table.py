@@ -196,9 +196,9 @@ class Table:
         self.loader.wrote(slots, never_written)
         self.cache.served()
 
-    def prefetch(self, keys: Any) -> tuple[PrefetchedSlots, Job]:
+    def prefetch(self, keys: Any, distinct: bool) -> tuple[PrefetchedSlots, Job]:
         """Begin to make rows resident, and hold their slots; return these, and the job that reads the rows."""
-        index, unique, _, slots = self._find(keys)
+        index, unique, _, slots = self._find(keys, distinct)
         self.pins.check_room(len(unique))
         if self.cache.access(unique, slots, index.reshape(-1)):
             self._exchange(slots)

@@ -212,7 +212,7 @@ class Tiered(Closing):
             table.scatter(keys, rows)
 
     @shielded_giving(Ticket.release)
-    def prefetch(self, keys: Any) -> Ticket:
+    def prefetch(self, keys: Any, *, distinct: bool = False) -> Ticket:
         """Begin to make rows resident, and return at once, unless rows that leave have to wait for the write queue.
 
         If another thread keeps the interpreter busy, the reading thread waits ``sys.getswitchinterval()`` for it
@@ -222,6 +222,8 @@ class Tiered(Closing):
         ----------
         keys
             Integers, any shape; may repeat.
+        distinct
+            As in :meth:`lend`.
 
         Returns
         -------
@@ -234,7 +236,7 @@ class Tiered(Closing):
             As in :meth:`gather`; BudgetError also when too many tickets are open.
         """
         with self._gate.call() as table:
-            ahead, job = table.prefetch(keys)
+            ahead, job = table.prefetch(keys, distinct)
             held = self._gate.lend(partial(table.pins.release, ahead))
             return Ticket(ahead, held, job, self._wait, self._release)
 

@@ -49,8 +49,10 @@ class EmbeddingBag(OneTable):
         become zero. ``"int8ef"`` keeps the errors of its integers as well, so a row that leaves keeps the change of one
         step (down to the largest weight / 64000), and rows with a NaN or infinity unchanged. ``"int8"`` is refused.
     touched
-        Most distinct rows that will ever be trained; by default all. With far fewer than `num_embeddings`, the index of
-        rows on SSD takes far less DRAM.
+        Most distinct rows that will ever be trained, for which the index of rows on SSD gets room: 53 bytes of `dram`
+        each, or 8 for each row that there is. By default all, where that is half of `dram` at most; otherwise as many
+        as a quarter of `dram` has room for, and half as many again as were trained at each resume. The index takes
+        memory as rows come in use.
     step_rows
         Most distinct rows of one step, for which working memory is set aside; by default the budget decides.
 
@@ -84,7 +86,7 @@ class EmbeddingBag(OneTable):
     >>> import tempfile
     >>> import torch
     >>> from memhier.recsys import EmbeddingBag
-    >>> with EmbeddingBag(10**9, 4, dram="32MiB", path=tempfile.mkdtemp(), touched=1000) as bag:
+    >>> with EmbeddingBag(10**9, 4, dram="32MiB", path=tempfile.mkdtemp()) as bag:
     ...     before = bag.weights([7])
     ...     bag(torch.tensor([[7, 7]])).sum().backward()
     ...     bool(torch.allclose(bag.weights([7]), before - 0.01))

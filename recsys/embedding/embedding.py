@@ -38,7 +38,7 @@ class Embedding(OneTable):
     >>> import tempfile
     >>> import torch
     >>> from memhier.recsys import Embedding
-    >>> with Embedding(10**9, 4, padding_idx=0, dram="32MiB", path=tempfile.mkdtemp(), touched=1000) as items:
+    >>> with Embedding(10**9, 4, padding_idx=0, dram="32MiB", path=tempfile.mkdtemp()) as items:
     ...     histories = torch.tensor([[7, 8, 0], [9, 0, 0]])
     ...     output = items(histories)
     ...     output.sum().backward()

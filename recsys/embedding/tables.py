@@ -443,7 +443,7 @@ class Tables:
     def prefetch(self, rows: StepRows) -> Ticket:
         """Begin to fetch the rows of the oldest announced step that was not fetched yet."""
         with self._in_own_words():
-            return self._tier.prefetch(rows.keys)
+            return self._tier.prefetch(rows.keys, distinct=True)
 
     def weights(self, rows: StepRows) -> list[Floats]:
         """Return the weights of a step's rows, of each table float32 [u, dim]; rows without a loan are only read."""
