@@ -2,8 +2,8 @@
 //
 // An announced use lies on a ring in the order of announcement and points to its key's next use. A resident key waits
 // in the queue of the batch (the turn) that needs it next; the turns with waiting keys are a TurnSet, which knows the
-// farthest. Residents that no announced batch needs (idle ones) are in a heap by score. Counters of uses and turns run freely and
-// wrap around at 32 bits.
+// farthest. Residents that no announced batch needs (idle ones) are in a heap by score. Counters of uses and turns run
+// freely and wrap around at 32 bits.
 #pragma once
 
 #include <algorithm>
@@ -423,7 +423,7 @@ class BeladyWindow {
   std::vector<std::int64_t> evicted_;
   std::size_t resident_ = 0;
   std::size_t missing_ = 0;
-  std::size_t idle_ = 0;  // residents that no announced batch needs
+  std::size_t idle_ = 0;       // residents that no announced batch needs
   std::uint32_t turn_ = 0;     // the window's first batch
   std::uint32_t end_ = 0;      // the batch announced next
   std::uint32_t written_ = 0;  // uses announced so far
