@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
+from memhier.policies import Belady
 from memhier.recsys.embedding.module import TableModule
 from memhier.recsys.embedding.tables import StepRows
 from memhier.table.keep_all import KeepAll
@@ -133,12 +134,7 @@ class ReadModules:
     @property
     def is_known(self) -> bool:
         """Whether knowing more would change nothing: all in DRAM are needed again, or no row ever leaves."""
-        return all(
-            tables.planner is None
-            or isinstance(tables.planner, KeepAll)
-            or (tables.planner.idle == 0 and len(tables.planner) == tables.capacity)
-            for tables in self._tables
-        )
+        return all(tables.planner is None or _knows_enough(tables.planner) for tables in self._tables)
 
     # The batch that is handed out.
 
@@ -158,3 +154,9 @@ class ReadModules:
         self._planned = 0
         for look_ups in self._look_ups:
             look_ups.end_plan()
+
+
+def _knows_enough(planner: Belady | KeepAll) -> bool:
+    if isinstance(planner, KeepAll):
+        return planner.pending > 1  # one stays announced, so that calls for other rows are told from those of the loop
+    return planner.idle == 0 and len(planner) == planner.capacity
