@@ -25,7 +25,7 @@ from memhier.policies import Belady, Policy
 from memhier.recsys.embedding.initial import FirstRows, TableSpec
 from memhier.recsys.embedding.optimizers import SGD, SparseOptimizer
 from memhier.recsys.embedding.records import EXTRA, IDS, TableRecord, decoded_extra, nothing_there
-from memhier.recsys.embedding.vocabulary.vocabularies import Vocabularies
+from memhier.recsys.embedding.vocabulary.vocabularies import Added, Vocabularies
 from memhier.shield import shielded_init
 from memhier.store.store import Store, Transfer
 from memhier.table.keep_all import KeepAll
@@ -519,13 +519,16 @@ class Tables:
             with self._in_own_words():
                 self._tier.scatter(ids[part] + self.bases[table], rows[part])
 
-    def begin_anew(self, rows: StepRows, table: int, new: Ints, ids: Ints) -> None:
-        """Give rows of a table, among those of a step that are lent, the first values of the ids that have them now."""
+    def begin_anew(self, rows: StepRows, added: Sequence[Added]) -> None:
+        """Give rows, among those of a step that are lent, the first values of the ids that have them now."""
+        if not added:
+            return
         assert rows.loan is not None
-        places = np.searchsorted(rows.keys, new + self.bases[table])
-        first = self._first_rows_of_ids(table, ids)
+        keys = np.concatenate([one.rows + self.bases[one.table] for one in added])
+        first = np.concatenate([self._first_rows_of_ids(one.table, one.ids) for one in added])
+        slots = rows.loan.slots[np.searchsorted(rows.keys, keys)]
         with self._in_own_words(), rows.loan.changing() as slab:
-            slab[rows.loan.slots[places]] = first
+            slab[slots] = first
 
     def replace(self, keys: Ints, rows: Floats) -> None:
         """Replace rows with their state, float32 [n, width of the widest]."""

@@ -100,6 +100,11 @@ class IdMap:
         """The number of batches that were mapped and did not begin."""
         return self._core.frames()
 
+    @property
+    def last_bytes(self) -> int:
+        """DRAM of the newest frame, in bytes."""
+        return self._core.last_bytes()
+
     def map(self, ids: Ints) -> tuple[Ints, Ints, Ints]:
         """Map a batch of training after those before, as a frame of its own.
 

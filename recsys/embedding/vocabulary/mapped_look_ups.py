@@ -2,15 +2,15 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import product
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from memhier.errors import ClosedError
 from memhier.recsys.embedding.look_ups import LookUps
 from memhier.recsys.embedding.tables import Ints, StepRows, Tables
-from memhier.recsys.embedding.vocabulary.vocabularies import Mapped, Vocabularies
+from memhier.recsys.embedding.vocabulary.vocabularies import Added, Mapped, Vocabularies
 from memhier.shield import shielded
 
 __all__ = ["BatchIds", "MappedLookUps", "look_ups_of"]
@@ -142,17 +142,15 @@ class MappedLookUps(LookUps):
 
     def _begin(self, mapped: Mapped, rows: StepRows) -> None:
         """Let a batch begin whose rows are lent: those that it is first to use begin anew."""
-        for added in mapped.added:
-            self._check_unused(np.sort(added.rows) + self.tables.bases[added.table])
-        for added in mapped.added:
-            self.tables.begin_anew(rows, added.table, added.rows, added.ids)
+        self._check_unused(mapped.added)
+        self.tables.begin_anew(rows, mapped.added)
         mapped.added = []
         self._vocabularies.begin(mapped)
 
-    def _check_unused(self, keys: NDArray[np.int64]) -> None:
+    def _check_unused(self, added: list[Added]) -> None:
         """Raise RuntimeError if gradients of rows may come that other ids have by now."""
-        for rows in self.rows_awaited():
-            if np.isin(keys, rows.keys).any():
+        for rows, one in product(self.rows_awaited(), added):
+            if np.isin(one.rows + self.tables.bases[one.table], rows.keys).any():
                 raise RuntimeError(
                     f"the rows of ids whose gradients wait went to other ids, as more than "
                     f"{self._vocabularies.pending} look-ups wait: open the tables with a larger pending= of Hash64, or "

@@ -58,6 +58,10 @@ class PythonIdMap:
         """Return about the DRAM of index and frames."""
         return 16 * self._capacity + sum(24 * len(one.entries) + 16 * len(one.words) for one in self._frames)
 
+    def last_bytes(self) -> int:
+        """Return about the DRAM of the newest frame."""
+        return sum(24 * len(one.entries) + 16 * len(one.words) for one in self._frames[-1:])
+
     def map(self, *, ids: Ints, slots: Ints, added: Ints, places: Ints) -> int:
         """Give each id its slot; return how many were given out."""
         self._frames.append(_Frame([], [], self._numbers.copy()))

@@ -113,10 +113,11 @@ class Vocabularies:
     def map(self, look_ups: Sequence[Sequence[Ints]]) -> Mapped:
         """Map a batch of training after those before; each look-up has the ids of each table."""
         with self._lock:
-            before = sum(one.memory_bytes for one in self._maps.values())
             added: list[Added] = []
-            parts = [self._mapped_locked(ids, added) for ids in look_ups]
-            held = sum(one.memory_bytes for one in self._maps.values()) - before
+            parts, held = [], 0
+            for ids in look_ups:
+                parts.append(self._mapped_locked(ids, added))
+                held += sum(one.last_bytes for one in self._maps.values())
         rows = [np.concatenate(of_table) for of_table in zip(*parts, strict=True)]
         return Mapped(rows, added, len(look_ups), held)
 

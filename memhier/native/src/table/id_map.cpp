@@ -43,10 +43,11 @@ bool IdMap::reindex() {
 
 std::size_t IdMap::bytes() const {
   std::size_t held = HashIndex::bytes(capacity_);
-  for (const Frame& frame : frames_)
-    held += sizeof(Frame) + frame.entries.capacity() * sizeof(Entry) + frame.words.capacity() * sizeof(Word);
+  for (const Frame& frame : frames_) held += frame.bytes();
   return held;
 }
+
+std::size_t IdMap::last_bytes() const { return frames_.empty() ? 0 : frames_.back().bytes(); }
 
 void IdMap::note(std::size_t slot) {
   if (a_.last[slot] == now()) return;  // this frame has it
@@ -321,5 +322,6 @@ void register_id_map(nb::module_& m) {
       .def("drop", &IdMap::drop)
       .def("reindex", &IdMap::reindex, nb::call_guard<nb::gil_scoped_release>())
       .def("frames", &IdMap::frames)
-      .def("bytes", &IdMap::bytes);
+      .def("bytes", &IdMap::bytes)
+      .def("last_bytes", &IdMap::last_bytes);
 }

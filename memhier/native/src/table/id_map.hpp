@@ -55,6 +55,7 @@ class IdMap {
   bool reindex();
   std::size_t frames() const { return frames_.size(); }
   std::size_t bytes() const;
+  std::size_t last_bytes() const;  // of the newest frame
 
  private:
   enum Number : std::size_t { kBatches, kFree, kFresh, kLive, kHand, kNumbers };
@@ -70,6 +71,10 @@ class IdMap {
     std::vector<Entry> entries;
     std::vector<Word> words;
     std::int64_t numbers[kNumbers];
+
+    std::size_t bytes() const {
+      return sizeof(Frame) + entries.capacity() * sizeof(Entry) + words.capacity() * sizeof(Word);
+    }
   };
 
   std::uint32_t now() const { return static_cast<std::uint32_t>(a_.numbers[kBatches]); }
