@@ -66,7 +66,7 @@ class TableDescription:
         for table in self.made["tables"]:
             if "id_space" in table:
                 raise FormatError(
-                    f"{store.path}: {table['name']!r} is a table for any ids, which TableReader does not serve; export it"
+                    f"{store.path}: {table['name']!r} is for any ids, which TableReader does not serve; export it"
                 )
         self.seed: int = self.made["seed"]
         with described(f"{store.path}: value {KEY!r}"):

@@ -15,6 +15,7 @@ from memhier.log.row_log import RowLog
 from memhier.recsys.embedding.initial import TableSpec
 from memhier.recsys.embedding.records import IDS, as_json
 from memhier.recsys.embedding.vocabulary.id_map import RECORD_BYTES, IdMap
+from memhier.shield import shielded
 from memhier.table.side_log import SideLog
 
 __all__ = ["Added", "Mapped", "Vocabularies"]
@@ -65,7 +66,7 @@ class Vocabularies:
     """The map of each table for any ids; ids of the other tables are their rows.
 
     Batches of training are mapped in their order, maybe ahead of the training, and begin in that order. All other calls
-    see the maps of the batch in training.
+    see the maps of the batch in training. Calls of both threads take turns.
 
     Parameters
     ----------
@@ -92,12 +93,14 @@ class Vocabularies:
         return SideLog("ids", RECORD_BYTES, records, sum(IdMap.bytes_for(capacity, rules) for capacity, rules in found))
 
     @property
+    @shielded
     def memory_bytes(self) -> int:
         """DRAM held, that of frames included, in bytes."""
         with self._lock:
             return sum(one.memory_bytes for one in self._maps.values())
 
     @property
+    @shielded
     def frames(self) -> int:
         """The look-ups that were mapped and did not begin."""
         with self._lock:
@@ -110,6 +113,7 @@ class Vocabularies:
 
     # Ids to rows.
 
+    @shielded
     def map(self, look_ups: Sequence[Sequence[Ints]]) -> Mapped:
         """Map a batch of training after those before; each look-up has the ids of each table."""
         with self._lock:
@@ -121,16 +125,19 @@ class Vocabularies:
         rows = [np.concatenate(of_table) for of_table in zip(*parts, strict=True)]
         return Mapped(rows, added, len(look_ups), held)
 
+    @shielded
     def find(self, ids: Sequence[Ints]) -> list[Ints]:
         """Return the rows of ids of each table; an id without one has the row of unknown ids."""
         with self._begun():
             return [self._found_locked(table, some) for table, some in enumerate(ids)]
 
+    @shielded
     def find_in(self, table: int, ids: Ints) -> Ints:
         """Return the rows of ids of one table."""
         with self._begun():
             return self._found_locked(table, ids)
 
+    @shielded
     def begin(self, mapped: Mapped) -> None:
         """Let the next batch begin: its ids have their rows from now on."""
         with self._lock:
@@ -138,6 +145,7 @@ class Vocabularies:
                 one.begin(mapped.frames)
         mapped.frames = 0
 
+    @shielded
     def drop(self) -> None:
         """Forget the batches that did not begin."""
         with self._lock:
@@ -183,22 +191,21 @@ class Vocabularies:
 
     # The ids of a table.
 
+    @shielded
     def contains(self, table: int, ids: Ints) -> NDArray[np.bool_]:
         """Return whether each id has a row."""
         with self._begun():
             return self._maps[table].find(np.ascontiguousarray(ids)) >= 0
 
-    def count(self, table: int) -> int:
-        """Return the number of slots in use."""
-        with self._begun():
-            return len(self._maps[table])
+    def items(self, table: int) -> Iterator[tuple[Ints, Ints]]:
+        """Yield rows and their ids in blocks; rows rise."""
+        for start in range(0, self._specs[table].capacity, _SLOTS):
+            yield self._items(table, start)
 
-    def items(self, table: int, block: int = _SLOTS) -> Iterator[tuple[Ints, Ints]]:
-        """Yield rows and their ids in blocks of at most so many rows; rows rise."""
-        for start in range(0, self._specs[table].capacity, block):
-            with self._begun():
-                found = self._maps[table].ids(start, min(start + block, self._specs[table].capacity))
-            yield found
+    @shielded
+    def _items(self, table: int, start: int) -> tuple[Ints, Ints]:
+        with self._begun():
+            return self._maps[table].ids(start, min(start + _SLOTS, self._specs[table].capacity))
 
     def has(self, table: int) -> bool:
         """Whether a table is for any ids."""
@@ -206,6 +213,7 @@ class Vocabularies:
 
     # Checkpoints.
 
+    @shielded
     def values(self) -> dict[str, bytes]:
         """Return the value of a checkpoint that goes with the records."""
         if not self._maps:
@@ -213,6 +221,7 @@ class Vocabularies:
         with self._begun():
             return {IDS: as_json({self._specs[number].name: one.described() for number, one in self._maps.items()})}
 
+    @shielded
     def write(self, log: RowLog) -> None:
         """Append all records that changed since the last call to the log."""
         first = 0
@@ -226,6 +235,7 @@ class Vocabularies:
             for one in self._maps.values():
                 one.written()
 
+    @shielded
     def read(self, log: RowLog, value: bytes | None, path: object) -> None:
         """Take the maps of a checkpoint: the records of the log, and the value beside them."""
         where = f"{path}: value {IDS!r}"
