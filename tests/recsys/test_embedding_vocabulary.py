@@ -124,7 +124,7 @@ BATCHES = [ids_of(seed, 6, 4) for seed in range(14)]
 
 @pytest.mark.parametrize("rule", [*RULES])
 @pytest.mark.parametrize("case", range(len(CASES)))
-@pytest.mark.parametrize("way", ["alone", "ahead"])
+@pytest.mark.parametrize("way", [pytest.param("alone", marks=pytest.mark.long), "ahead"])
 def test_a_table_with_room_has_the_bits_of_one_that_knew_its_ids(
     tmp_path: Path, rule: str, case: int, way: str
 ) -> None:
@@ -257,7 +257,7 @@ def test_a_look_up_that_admits_nothing_gives_unknown_ids_zeros(tmp_path: Path) -
         assert bag.contains([3]).item()
 
 
-@pytest.mark.parametrize("evict", ["lru", "lfu"])
+@pytest.mark.parametrize("evict", [pytest.param("lru", marks=pytest.mark.long), "lfu"])
 def test_a_row_that_changes_hands_begins_anew(tmp_path: Path, evict: Any) -> None:
     """Each id is trained by one a step, so its weights tell how often that was since it last got a row."""
     capacity, lr = 64, 0.5

@@ -8,17 +8,19 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from memhier.errors import FormatError
 from memhier.recsys import (
     Adagrad,
     EmbeddingBagCollection,
     EmbeddingBagConfig,
     Hash64,
-    QuantisedTable,
+    TableReader,
     export_npy,
     export_parquet,
     export_quantised,
     export_safetensors,
     to_embedding_bag,
+    vector_blocks,
 )
 
 torch.set_num_threads(1)
@@ -57,10 +59,13 @@ def test_every_export_has_each_id_with_its_row(tmp_path: Path, steps: int) -> No
         columns = pyarrow.parquet.read_table(tmp_path / "any.parquet").to_pydict()
         assert columns["id"] == [*ids.tolist(), None]
         assert torch.equal(torch.tensor(columns["embedding"]), wanted)
-        for dtype, near in (("fp16", 1e-3), ("int8", 1e-2)):
-            export_quantised(tables, tmp_path / dtype, 1, dtype)  # type: ignore[arg-type]
-            served = QuantisedTable(tmp_path / dtype)
-            asked = torch.cat([ids, torch.tensor([UNKNOWN, -5])])
-            assert torch.allclose(served.rows(asked), torch.cat([wanted, wanted[-1:]]), atol=near)
+        blocks = [*vector_blocks(tables, 1, rows=7)]
+        assert np.concatenate([np.empty(0, np.int64), *(some for some, _ in blocks)]).tolist() == ids.tolist()
+        assert all(np.array_equal(rows, tables.weights(some, 1)) for some, rows in blocks)
+        tables.checkpoint()
+        with pytest.raises(FormatError, match="any ids"):
+            TableReader(tmp_path / "tables", dram="16MiB")
+        with pytest.raises(ValueError, match="any ids"):
+            export_quantised(tables, tmp_path / "served", 1)
         with pytest.raises(ValueError, match="any ids"):
             to_embedding_bag(tables, 1)
