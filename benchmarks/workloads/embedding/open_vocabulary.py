@@ -77,7 +77,7 @@ WAYS = [
     Way("knew their ids", 1),
     Way("any ids", 1, Hash64()),
     Way("any ids, expiring", 1, Hash64(expire_after=150)),
-    Way("any ids, admitted after 2, expiring", 0.5, Hash64(admit_after=2, expire_after=200)),
+    Way("any ids, admitted after 2, expiring", 1, Hash64(admit_after=2, expire_after=200)),
     Way("any ids, a tenth of the rows, lfu", 0.1, Hash64(admit_after=2, evict="lfu")),
     Way("any ids, a tenth of the rows, lru", 0.1, Hash64(admit_after=2)),
     Way("hashed to a tenth of the rows", 0.1, shares=True),
