@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         DecoderCore = _core.DecoderCore
         DirectSlots = _core.DirectSlots
         HashSlots = _core.HashSlots
+        IdMap = _core.IdMap
         IndexState = _core.IndexState
         LFUPolicy = _core.LFUPolicy
         LRUPolicy = _core.LRUPolicy
@@ -79,6 +80,7 @@ if TYPE_CHECKING:
         embedding_update: Final = staticmethod(_core.embedding_update)
         exact_max_sims: Final = staticmethod(_core.exact_max_sims)
         fence: Final = staticmethod(_core.fence)
+        hash_words: Final = staticmethod(_core.hash_words)
         list_max_sims: Final = staticmethod(_core.list_max_sims)
         nearest_rows: Final = staticmethod(_core.nearest_rows)
         next_uses: Final = staticmethod(_core.next_uses)

@@ -18,7 +18,7 @@ from memhier import shield
 MODULES: tuple[Any, ...] = (
     memhier, memhier.ann, memhier.ann.decoder, memhier.recsys, memhier.recsys.replay, memhier.store.store,
 )  # fmt: skip
-TABLES = "forward gradient_norm initial_weights optimizer_state stats weights"
+TABLES = "contains forward gradient_norm ids initial_weights optimizer_state stats weights"
 READER = "bags embedding embedding_bag found opened pooled rows stats"
 
 READS = {

@@ -61,18 +61,22 @@ class Checkpoints:
         self._gate = gate
         self._thread: threading.Thread | None = None
 
-    def now(self, values: Mapping[str, bytes] | None) -> int:
+    def now(self, values: Mapping[str, bytes] | None, first: Callable[[], object] | None = None) -> int:
         """Write all changed rows and commit while the caller waits; return the store's new generation."""
         with self.settled() as table:
             checked = table.checked_values(values)
+            if first is not None:
+                first()
             table.writer.flush()
             with self._failing():
                 return table.commit(checked)
 
-    def beside(self, values: Mapping[str, bytes] | None) -> "Future[int]":
+    def beside(self, values: Mapping[str, bytes] | None, first: Callable[[], object] | None = None) -> "Future[int]":
         """Take an image of this moment and commit it on a thread."""
         with self.settled() as table:
             checked, done = table.checked_values(values), Saving[int]()
+            if first is not None:
+                first()
             table.writer.begin_image()
             self._thread = threading.Thread(
                 target=self._save, args=(table, checked, done), name="memhier-commit", daemon=True

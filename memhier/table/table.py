@@ -26,6 +26,7 @@ from memhier.table.cache import Cache, Pins, PrefetchedSlots
 from memhier.table.loader import Initial, Job, Loader
 from memhier.table.schema import RowSchema
 from memhier.table.shortage import Shortage
+from memhier.table.side_log import SideLog
 from memhier.table.sizes import Sizes, TierNeeds, check_policy, log_bytes, make_policy, policy_bytes
 from memhier.table.writer import WriteQueue, Writer
 
@@ -58,6 +59,7 @@ class Options:
     batch: int | None
     reader: Reader | None
     aside: float
+    side: SideLog | None = None
 
     def __post_init__(self) -> None:
         check_policy(self.policy)
@@ -94,6 +96,8 @@ class Table:
             if reader is None:
                 reader = self._own_reader = opened.enter_context(Reader())
                 fixed_bytes += reader.planned_bytes
+            if options.side is not None:
+                fixed_bytes += options.side.planned_bytes
             needs = TierNeeds(
                 layout, row_bytes, codec.lossless, key_space, options.batch, policy_bytes(options.policy), fixed_bytes,
                 options.aside,
@@ -114,6 +118,9 @@ class Table:
             opened.callback(self.log.close)
             self.log.compact_later()
             self.log.patient = True
+            self.side: RowLog | None = None
+            if options.side is not None:
+                self.side = opened.enter_context(self._beside(options.side, reader))
             self._slab = opened.enter_context(Slab(capacity, layout.dtype, layout.shape, versioned=False))
             self._queue = WriteQueue(self.log, sizes.queued, row_bytes)
             opened.callback(self._queue.close)
@@ -140,6 +147,8 @@ class Table:
         held = sum(part.memory_bytes for part in parts)
         if self._own_store is not None:
             held += store_bytes(self._own_store)
+        if self.side is not None:
+            held += self.side.memory_bytes
         return held + (0 if self._own_reader is None else self._own_reader.memory_bytes)
 
     def stats(self) -> dict[str, Any]:
@@ -274,6 +283,15 @@ class Table:
     def close(self) -> None:
         """End the threads, then close everything."""
         self._end.run()
+
+    def _beside(self, side: SideLog, reader: Reader) -> RowLog:
+        log = RowLog(
+            self.store, side.name, row_bytes=side.row_bytes, reader=reader, capacity=side.rows, key_space=side.rows,
+            compact_below=_COMPACT_BELOW, beside=self.log,
+        )  # fmt: skip
+        log.compact_later()
+        log.patient = True
+        return log
 
     def _as_keys(self, keys: Any) -> Ints:
         index = as_ints("keys", keys)

@@ -6,7 +6,7 @@ them, the other appends rows that have left to the log.
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from functools import partial
@@ -19,6 +19,7 @@ from memhier.cache.slab_memory import SlabLayout
 from memhier.closing import Closing
 from memhier.errors import ClosedError
 from memhier.io.reader import Reader
+from memhier.log.row_log import RowLog
 from memhier.policies import Policy
 from memhier.shield import ShieldedContext, shielded, shielded_giving, shielded_init
 from memhier.store.store import Store, Transfer
@@ -27,6 +28,7 @@ from memhier.table.checkpoints import Checkpoints
 from memhier.table.gate import Gate, Life
 from memhier.table.loader import Initial, Job
 from memhier.table.loans import Loan, Pin, Ticket
+from memhier.table.side_log import SideLog
 from memhier.table.table import KIND, Ints, Options, Table
 
 __all__ = ["KIND", "Tiered"]
@@ -79,6 +81,8 @@ class Tiered(Closing):
         Does the reads. It stays the caller's, and its memory is not counted. By default the tier has its own.
     aside
         Share of `dram` that the tier leaves to the caller.
+    side
+        A log of other rows to keep beside the tier's own, and their DRAM; see :attr:`side`.
 
     Raises
     ------
@@ -122,12 +126,14 @@ class Tiered(Closing):
         batch: int | None = None,
         reader: Reader | None = None,
         aside: float = 0.0,
+        side: SideLog | None = None,
     ) -> None:
         life = Life()
         layout = SlabLayout.checked(1, dtype, shape)
         options = Options(
-            store, name, layout, rows, parse_bytes(dram), policy, initial, codec, key_space, batch, reader, aside
-        )
+            store, name, layout, rows, parse_bytes(dram), policy, initial, codec, key_space, batch, reader, aside,
+            side,
+        )  # fmt: skip
         table = Table(options, life.close)
         self._capacity, self._batch = table.cache.capacity, table.batch
         self._gate = Gate(table, life)
@@ -152,6 +158,11 @@ class Tiered(Closing):
     def policy(self) -> Policy:
         """The policy that decides which rows stay: for announcing batches to Belady."""
         return self._gate.table().cache.policy
+
+    @property
+    def side(self) -> RowLog | None:
+        """The log beside the tier's own: append to it in the `first` of a checkpoint alone."""
+        return self._gate.table().side
 
     @property
     def memory_bytes(self) -> int:
@@ -318,13 +329,15 @@ class Tiered(Closing):
             table.writer.flush()
 
     @shielded
-    def checkpoint(self, values: Mapping[str, bytes] | None = None) -> int:
+    def checkpoint(self, values: Mapping[str, bytes] | None = None, first: Callable[[], object] | None = None) -> int:
         """Make the table durable as it is now, with values of the caller's, all or nothing.
 
         Parameters
         ----------
         values
             Values for the store's catalog, to go on from here: such as the step of the training.
+        first
+            Called once no other checkpoint is under way: it may append to the log :attr:`side`.
 
         Returns
         -------
@@ -341,10 +354,12 @@ class Tiered(Closing):
         OSError, ClosedError
             When another write failed. The tier takes no more calls then; a reopened one has the last checkpoint.
         """
-        return self._checkpoints.now(values)
+        return self._checkpoints.now(values, first)
 
     @shielded
-    def start_checkpoint(self, values: Mapping[str, bytes] | None = None) -> "Future[int]":
+    def start_checkpoint(
+        self, values: Mapping[str, bytes] | None = None, first: Callable[[], object] | None = None
+    ) -> "Future[int]":
         """Make the table durable as it is now, on a thread beside the calls that follow.
 
         It waits for a checkpoint under way first. A call that changes a row before the thread has come to it copies the
@@ -352,7 +367,7 @@ class Tiered(Closing):
         let more leave wait too. The future has the result or the error of :meth:`checkpoint`; closing the tier waits
         for it.
         """
-        return self._checkpoints.beside(values)
+        return self._checkpoints.beside(values, first)
 
     def push(self, url: str, *, keep: int | None = None, verify: bool = False) -> Transfer:
         """Back up the last checkpoint, with all else in its store, to a URL; see :meth:`memhier.Store.push`."""

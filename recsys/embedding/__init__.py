@@ -31,6 +31,7 @@ from memhier.recsys.embedding.sequences import Jagged
 from memhier.recsys.embedding.serving.quantised_table import QuantisedTable
 from memhier.recsys.embedding.serving.table_reader import TableReader
 from memhier.recsys.embedding.sharding.sharded import ShardedEmbeddingBagCollection
+from memhier.recsys.embedding.vocabulary.hash64 import Hash64, hash64
 
 __all__ = [
     "SGD",
@@ -43,6 +44,7 @@ __all__ = [
     "EmbeddingBagConfig",
     "EmbeddingCollection",
     "EmbeddingConfig",
+    "Hash64",
     "Jagged",
     "Lookahead",
     "Normal",
@@ -59,6 +61,7 @@ __all__ = [
     "export_quantised",
     "export_safetensors",
     "forecast",
+    "hash64",
     "initial_weights",
     "lookahead",
     "read_amazon",

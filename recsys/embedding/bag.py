@@ -13,6 +13,7 @@ from memhier.recsys.embedding.optimizers import SparseOptimizer
 from memhier.recsys.embedding.pooling import MODES, Bags
 from memhier.recsys.embedding.tables import Ints, TableOptions, Update
 from memhier.recsys.embedding.torch_internals import not_compiled
+from memhier.recsys.embedding.vocabulary.hash64 import IdSpace
 
 __all__ = ["EmbeddingBag", "Mode", "as_bags"]
 
@@ -38,6 +39,11 @@ class EmbeddingBag(OneTable):
         A folder on SSD for this module alone.
     seed, initial
         The first values depend on these and the row alone; :meth:`initial_weights` returns them.
+    id_space
+        ``"rows"``: ids are rows, 0 to ``num_embeddings - 1``. ``"hash64"``: ids are any int64, such as
+        :func:`memhier.recsys.hash64` makes of words. Each gets one of `num_embeddings` rows of its own as it comes in
+        training; :class:`memhier.recsys.Hash64` has options for that. Ids without a row share one more, which is zeros
+        at first. Evaluation gives no rows.
     resume
         Go on from the checkpoint in `path`, with its hyperparameters.
     update
@@ -104,6 +110,7 @@ class EmbeddingBag(OneTable):
         path: str | os.PathLike[str],
         seed: int = 0,
         initial: Initial | None = None,
+        id_space: IdSpace = "rows",
         padding_idx: int | None = None,
         include_last_offset: bool = False,
         resume: bool = False,
@@ -119,7 +126,7 @@ class EmbeddingBag(OneTable):
             optimizer=optimizer, dram=dram, path=path, seed=seed, resume=resume, update=update,
             policy=policy, codec=codec, touched=touched, step_rows=step_rows,
         )  # fmt: skip
-        super().__init__(num_embeddings, embedding_dim, padding_idx, initial, options, _ids_of)
+        super().__init__(num_embeddings, embedding_dim, padding_idx, initial, id_space, options, _ids_of)
         self.mode = mode
         self.include_last_offset = include_last_offset
 
@@ -137,9 +144,10 @@ class EmbeddingBag(OneTable):
         flat, offsets, weights = as_bags(input, offsets, per_sample_weights, self.mode)
         if self.include_last_offset and (not len(offsets) or int(offsets[-1]) != len(flat)):
             raise ValueError(f"offsets: expected {len(flat)} as the last one, as include_last_offset is set")
-        padding = -1 if self.padding_idx is None else self.padding_idx
         length = input.shape[1] if input.dim() == 2 else 0
-        bags = Bags(0, flat, offsets, MODES[self.mode], weights, padding, self.include_last_offset, length=length)
+        bags = Bags(
+            0, flat, offsets, MODES[self.mode], weights, self._padding_row, self.include_last_offset, length=length
+        )
         return self._pooled([bags])
 
     def extra_repr(self) -> str:

@@ -13,7 +13,6 @@ from memhier.arguments import check_int
 from memhier.policies import Policy
 from memhier.recsys.embedding.bag import as_bags
 from memhier.recsys.embedding.initial import Initial, TableSpec, Uniform
-from memhier.recsys.embedding.look_ups import LookUps
 from memhier.recsys.embedding.module import TableModule
 from memhier.recsys.embedding.one_table import ROWS_MAX
 from memhier.recsys.embedding.optimizers import SparseOptimizer
@@ -26,6 +25,8 @@ from memhier.recsys.embedding.torchrec_types import (
     is_of_torchrec,
     keyed_tensor,
 )
+from memhier.recsys.embedding.vocabulary.hash64 import IdSpace
+from memhier.recsys.embedding.vocabulary.mapped_look_ups import look_ups_of
 
 __all__ = ["EmbeddingBagCollection", "EmbeddingBagConfig", "FeatureParser", "Pooled"]
 
@@ -49,6 +50,8 @@ class EmbeddingBagConfig:
         ``"sum"`` or ``"mean"``.
     initial
         The weights of untrained rows; by default TorchRec's.
+    id_space
+        ``"hash64"``, or :class:`Hash64`, for any ids; see :class:`EmbeddingBag`.
 
     Examples
     --------
@@ -69,6 +72,7 @@ class EmbeddingBagConfig:
     feature_names: Sequence[str] = ()
     pooling: Literal["sum", "mean"] = "sum"
     initial: Initial = field(default_factory=Uniform)
+    id_space: IdSpace = "rows"
 
 
 class Pooled(Mapping[str, Tensor]):
@@ -165,7 +169,7 @@ class EmbeddingBagCollection(TableModule):
             optimizer=optimizer, dram=dram, path=path, seed=seed, resume=resume, update=update,
             policy=policy, codec=codec, touched=touched, step_rows=step_rows,
         )  # fmt: skip
-        super().__init__(LookUps(Tables(parser.specs, options, asked=ASKED), parser.ids_of))
+        super().__init__(look_ups_of(Tables(parser.specs, options, asked=ASKED), parser.ids_of))
         self._parser = parser
 
     @not_compiled
@@ -235,7 +239,7 @@ class FeatureParser:
             if twice:
                 raise ValueError(f"tables: more than one {kind} is named {twice[0]!r}")
         self.specs: list[TableSpec] = [
-            TableSpec(config.name, config.num_embeddings, config.embedding_dim, config.initial)
+            TableSpec.of(config.name, config.num_embeddings, config.embedding_dim, config.initial, config.id_space)
             for config in self.configs
         ]
         self.widths: list[int] = [config.embedding_dim for config in self.configs for _ in config.feature_names]
@@ -359,5 +363,5 @@ def _as_config(table: Any, pooled: bool) -> EmbeddingBagConfig:
     return EmbeddingBagConfig(
         name=table.name, num_embeddings=rows, embedding_dim=dim,
         feature_names=tuple(table.feature_names) or (table.name,), pooling=pooling,
-        initial=initial,
+        initial=initial, id_space=getattr(table, "id_space", "rows"),
     )  # fmt: skip

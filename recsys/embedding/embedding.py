@@ -14,6 +14,7 @@ from memhier.recsys.embedding.optimizers import SparseOptimizer
 from memhier.recsys.embedding.pooling import ROWS, Bags
 from memhier.recsys.embedding.tables import Ints, TableOptions, Update
 from memhier.recsys.embedding.torch_internals import not_compiled
+from memhier.recsys.embedding.vocabulary.hash64 import IdSpace
 
 __all__ = ["Embedding"]
 
@@ -30,7 +31,7 @@ class Embedding(OneTable):
         As in torch.
     padding_idx
         A row without a gradient, as in torch: zeros at first, and returned as it is.
-    optimizer, dram, path, seed, initial, resume, update, policy, codec, touched, step_rows
+    optimizer, dram, path, seed, initial, id_space, resume, update, policy, codec, touched, step_rows
         As of :class:`EmbeddingBag`, which see for errors, too.
 
     Examples
@@ -59,6 +60,7 @@ class Embedding(OneTable):
         path: str | os.PathLike[str],
         seed: int = 0,
         initial: Initial | None = None,
+        id_space: IdSpace = "rows",
         resume: bool = False,
         update: Update = "backward",
         policy: str | Policy = "belady",
@@ -70,8 +72,8 @@ class Embedding(OneTable):
             optimizer=optimizer, dram=dram, path=path, seed=seed, resume=resume, update=update,
             policy=policy, codec=codec, touched=touched, step_rows=step_rows,
         )  # fmt: skip
-        super().__init__(num_embeddings, embedding_dim, padding_idx, initial, options, _ids_of)
-        if self.padding_idx is not None and not resume:
+        super().__init__(num_embeddings, embedding_dim, padding_idx, initial, id_space, options, _ids_of)
+        if self.padding_idx is not None and not resume and self.specs[0].id_space is None:
             try:
                 self.tables.write(0, np.array([self.padding_idx]), np.zeros((1, embedding_dim), np.float32))
             except BaseException:
@@ -95,8 +97,7 @@ class Embedding(OneTable):
             When the distinct rows of this step do not fit; the message says how much would be enough.
         """
         ids = _flat(input)
-        padding = -1 if self.padding_idx is None else self.padding_idx
-        bags = Bags(0, ids, torch.arange(len(ids)), ROWS, padding=padding, length=1)
+        bags = Bags(0, ids, torch.arange(len(ids)), ROWS, padding=self._padding_row, length=1)
         return self._pooled([bags]).view(*input.shape, self.embedding_dim)
 
     def extra_repr(self) -> str:

@@ -11,7 +11,6 @@ from torch import Tensor
 from memhier.policies import Policy
 from memhier.recsys.embedding.collection import ASKED, FeatureParser
 from memhier.recsys.embedding.initial import Initial, Uniform
-from memhier.recsys.embedding.look_ups import LookUps
 from memhier.recsys.embedding.module import TableModule
 from memhier.recsys.embedding.optimizers import SparseOptimizer
 from memhier.recsys.embedding.pooling import Bags
@@ -19,6 +18,8 @@ from memhier.recsys.embedding.sequences import Jagged, rows_of_sequences
 from memhier.recsys.embedding.tables import TableOptions, Tables, Update
 from memhier.recsys.embedding.torch_internals import not_compiled
 from memhier.recsys.embedding.torchrec_types import is_of_torchrec, jagged_tensor
+from memhier.recsys.embedding.vocabulary.hash64 import IdSpace
+from memhier.recsys.embedding.vocabulary.mapped_look_ups import look_ups_of
 
 __all__ = ["EmbeddingCollection", "EmbeddingConfig", "lengths_of", "sequences_by_name"]
 
@@ -29,7 +30,7 @@ class EmbeddingConfig:
 
     Attributes
     ----------
-    name, num_embeddings, embedding_dim, feature_names, initial
+    name, num_embeddings, embedding_dim, feature_names, initial, id_space
         As of :class:`EmbeddingBagConfig`.
 
     Examples
@@ -48,6 +49,7 @@ class EmbeddingConfig:
     embedding_dim: int
     feature_names: Sequence[str] = ()
     initial: Initial = field(default_factory=Uniform)
+    id_space: IdSpace = "rows"
 
 
 class EmbeddingCollection(TableModule):
@@ -105,7 +107,7 @@ class EmbeddingCollection(TableModule):
             optimizer=optimizer, dram=dram, path=path, seed=seed, resume=resume, update=update,
             policy=policy, codec=codec, touched=touched, step_rows=step_rows,
         )  # fmt: skip
-        super().__init__(LookUps(Tables(parser.specs, options, asked=ASKED), parser.ids_of))
+        super().__init__(look_ups_of(Tables(parser.specs, options, asked=ASKED), parser.ids_of))
         self._parser = parser
 
     @not_compiled
@@ -134,7 +136,9 @@ class EmbeddingCollection(TableModule):
         counts = [int(length.sum()) for length in lengths]
         ids, trains = [bag.indices.numpy() for bag in bags], self._trains
         look_up = self.look_ups.begin(trains)
-        rows = self.look_ups.rows_of(ids, trains)
+        rows = self.look_ups.rows_of(ids, trains, self._admits)
+        if look_up is not None:
+            look_up.rows = rows
         done = partial(self.look_ups.take, look_up, rows) if trains else None
         values = rows_of_sequences(self.tables, rows, [bag.features for bag in bags], counts, self._anchor, done)
         if not trains:

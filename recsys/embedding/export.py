@@ -1,7 +1,8 @@
 """Whole tables written to files, block by block, so that DRAM stays bounded at any size.
 
-Untrained rows are written with their first values. A file appears under its name once it is whole. If tables
-are divided among trainers, every rank writes all rows, to a path of its own.
+Untrained rows are written with their first values. Of a table for any ids, the rows of its ids are written, in the
+order of ``module.ids()``, and at last the row that unknown ids share. A file appears under its name once it is whole.
+If tables are divided among trainers, every rank writes all rows, to a path of its own.
 """
 
 import json
@@ -53,6 +54,11 @@ def to_embedding_bag(module: TableModule, table: int = 0, mode: str = "sum") -> 
     mode
         ``"sum"``, ``"mean"`` or ``"max"``, as in torch.
 
+    Raises
+    ------
+    ValueError
+        For a table for any ids.
+
     Examples
     --------
     >>> import tempfile
@@ -63,9 +69,10 @@ def to_embedding_bag(module: TableModule, table: int = 0, mode: str = "sum") -> 
     ...     bool((copy(torch.tensor([[7, 9]])) == bag(torch.tensor([[7, 9]]))).all())
     True
     """
+    _check_rows(module, table, "torch's module")
     spec = module.specs[table]
     weight = torch.empty(spec.rows, spec.dim)
-    for start, rows in _blocks(module, table):
+    for start, _, rows in _blocks(module, table):
         weight[start : start + len(rows)] = torch.from_numpy(rows)
     return nn.EmbeddingBag(spec.rows, spec.dim, mode=mode, sparse=True, _weight=weight)
 
@@ -94,15 +101,17 @@ def export_npy(module: TableModule, path: Path, table: int = 0) -> None:
     (10, 4)
     """
     spec = module.specs[table]
-    header = {"descr": "<f4", "fortran_order": False, "shape": (spec.rows, spec.dim)}
+    header = {"descr": "<f4", "fortran_order": False, "shape": (_count(module, table), spec.dim)}
     with _whole_file(path) as file:
         np.lib.format.write_array_header_1_0(file, header)
-        for _, rows in _blocks(module, table):
+        for _, _, rows in _blocks(module, table):
             file.write(rows.astype("<f4", copy=False).data)
 
 
 def export_safetensors(module: TableModule, path: Path) -> None:
     """Write the weights of all tables as one .safetensors file, each under its table's name.
+
+    The ids of a table for any ids are int64, under its name and ``.ids``.
 
     Parameters
     ----------
@@ -120,16 +129,25 @@ def export_safetensors(module: TableModule, path: Path) -> None:
     >>> load_file(folder + "/weights.safetensors")["item"].shape
     torch.Size([10, 4])
     """
-    shapes = {spec.name: ("F32", (spec.rows, spec.dim), 4 * spec.rows * spec.dim) for spec in module.specs}
+    shapes: dict[str, tuple[str, tuple[int, ...], int]] = {}
+    for table, spec in enumerate(module.specs):
+        count = _count(module, table)
+        shapes[spec.name] = "F32", (count, spec.dim), 4 * count * spec.dim
+        if spec.id_space is not None:
+            shapes[f"{spec.name}.ids"] = "I64", (count - 1,), 8 * (count - 1)
     with _whole_file(path) as file:
         _write_header(file, shapes, {})
-        for table in range(len(module.specs)):
-            for _, rows in _blocks(module, table):
+        for table, spec in enumerate(module.specs):
+            for _, _, rows in _blocks(module, table):
                 file.write(rows.astype("<f4", copy=False).data)
+            for ids in module.ids(table) if spec.id_space is not None else ():
+                file.write(ids.numpy().astype("<i8", copy=False).data)
 
 
 def export_parquet(module: TableModule, path: Path, table: int = 0) -> None:
     """Write a table's weights as a Parquet file: columns ``id`` and ``embedding``, a list of fixed length.
+
+    The row that unknown ids share, in a table for any ids, has no id (null).
 
     Parameters
     ----------
@@ -157,10 +175,10 @@ def export_parquet(module: TableModule, path: Path, table: int = 0) -> None:
     dim = module.specs[table].dim
     schema = arrow.schema([("id", arrow.int64()), ("embedding", arrow.list_(arrow.float32(), dim))])
     with _whole_file(path) as file, parquet.ParquetWriter(file, schema) as writer:
-        for start, rows in _blocks(module, table):
-            ids = arrow.array(np.arange(start, start + len(rows)))
+        for _, ids, rows in _blocks(module, table):
+            column = arrow.array(ids if len(ids) else [None], arrow.int64())
             lists = arrow.FixedSizeListArray.from_arrays(arrow.array(rows.reshape(-1)), dim)
-            writer.write_table(arrow.table([ids, lists], schema=schema))
+            writer.write_table(arrow.table([column, lists], schema=schema))
 
 
 def export_quantised(module: TableModule, path: Path, table: int = 0, dtype: Quantised = "int8") -> None:
@@ -178,7 +196,7 @@ def export_quantised(module: TableModule, path: Path, table: int = 0, dtype: Qua
     Raises
     ------
     ValueError
-        For a weight that is NaN or infinite, or too large.
+        For a weight that is NaN or infinite, or too large; for a table for any ids.
 
     Notes
     -----
@@ -199,6 +217,7 @@ def export_quantised(module: TableModule, path: Path, table: int = 0, dtype: Qua
     """
     if dtype not in get_args(Quantised):
         raise ValueError(f"dtype={dtype!r}: expected 'int8' or 'fp16'")
+    _check_rows(module, table, "export_quantised")
     spec = module.specs[table]
     width = encoded_bytes(dtype, spec.dim)
     # A row lies in one place, so that one read brings it.
@@ -207,7 +226,7 @@ def export_quantised(module: TableModule, path: Path, table: int = 0, dtype: Qua
         _write_header(
             file, {"weight": (kind, (spec.rows, cells), width * spec.rows)}, {"memhier": f"quantised {stored}"}
         )
-        for start, rows in _blocks(module, table):
+        for start, _, rows in _blocks(module, table):
             file.write(encode_rows(rows, dtype, start).data)
 
 
@@ -251,13 +270,16 @@ def vector_blocks(
     spec, rows = tables.specs[table], check_int("rows", rows, 1)
     wanted = None if ids is None else as_ints("ids", ids)
     if wanted is not None:
-        check_ids(spec, wanted, "ids")
+        if spec.id_space is None:
+            check_ids(spec, wanted, "ids")
         if wanted.ndim != 1 or (np.diff(wanted) <= 0).any():
             raise ValueError(f"ids: expected rising numbers [n], got shape {list(wanted.shape)}")
     if isinstance(tables, RowSource):
         read, rows = partial(tables.opened(), table), min(rows, tables.call_rows)
     else:
         read, rows = partial(_weights, tables, table), min(rows, tables.tables.call_rows)
+        if spec.id_space is not None and wanted is None:
+            return ((some, read(some)) for some in _id_blocks(tables, table, rows))
     return _vector_blocks(spec.rows, wanted, rows, read)
 
 
@@ -275,12 +297,46 @@ def _weights(module: TableModule, table: int, ids: NDArray[np.int64]) -> Floats:
     return found
 
 
-def _blocks(module: TableModule, table: int) -> Iterator[tuple[int, Floats]]:
-    """Yield a table's weights in blocks, and the number of each block's first row."""
+def _count(module: TableModule, table: int) -> int:
+    """Return the number of rows that are written."""
+    spec = module.specs[table]
+    return spec.rows if spec.id_space is None else 1 + sum(len(ids) for ids in module.ids(table))
+
+
+def _blocks(module: TableModule, table: int) -> Iterator[tuple[int, NDArray[np.int64], Floats]]:
+    """Yield a table's weights in blocks, with the number of each block's first row, and their ids.
+
+    The last block of a table for any ids is the row of unknown ids alone, without an id.
+    """
     spec, width = module.specs[table], max(module.tables.widths)
     step = max(1, min(_BLOCK_BYTES // (4 * width), module.tables.call_rows))
-    for start in range(0, spec.rows, step):
-        yield start, module.weights(np.arange(start, min(start + step, spec.rows)), table).numpy()
+    start = 0
+    for some in _id_blocks(module, table, step):
+        yield start, some, _weights(module, table, some)
+        start += len(some)
+    if spec.id_space is not None:
+        yield start, np.empty(0, np.int64), module.tables.read_unknown(table)[:, : spec.dim]
+
+
+def _id_blocks(module: TableModule, table: int, step: int) -> Iterator[NDArray[np.int64]]:
+    """Yield the ids of a table in blocks of at most so many."""
+    spec = module.specs[table]
+    if spec.id_space is None:
+        for start in range(0, spec.rows, step):
+            yield np.arange(start, min(start + step, spec.rows))
+        return
+    for block in module.ids(table):
+        for start in range(0, len(block), step):
+            yield block[start : start + step].numpy()
+
+
+def _check_rows(module: TableModule, table: int, call: str) -> None:
+    spec = module.specs[table]
+    if spec.id_space is not None:
+        raise ValueError(
+            f"table={table}: {spec.name!r} is for any ids, which {call} does not take; export_parquet and "
+            "export_safetensors write rows with their ids"
+        )
 
 
 def _write_header(

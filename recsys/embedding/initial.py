@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memhier.recsys.embedding.optimizers import SparseOptimizer
+from memhier.recsys.embedding.vocabulary.hash64 import Hash64, IdSpace, as_id_space
 
 __all__ = ["FirstRows", "Initial", "Normal", "TableSpec", "Uniform", "initial_weights"]
 
@@ -118,12 +119,39 @@ class TableSpec:
         Number of rows, and of weights in each.
     initial
         Weights of rows before they are first trained.
+    id_space, padding_id
+        The options of a table for any ids, None if ids are rows; and the id of the padding, if it has one.
     """
 
     name: str
     rows: int
     dim: int
     initial: Initial = field(default_factory=Normal)
+    id_space: Hash64 | None = None
+    padding_id: int | None = None
+
+    @classmethod
+    def of(
+        cls, name: str, rows: int, dim: int, initial: Initial, id_space: IdSpace = "rows", padding_id: int | None = None
+    ) -> "TableSpec":
+        """Return the table for `rows` ids: for any ids, it has a row more for unknown ones and one for the padding."""
+        options = as_id_space(id_space)
+        return cls(name, rows if options is None else rows + 2, dim, initial, options, padding_id)
+
+    @property
+    def capacity(self) -> int:
+        """The number of rows that ids have of their own."""
+        return self.rows if self.id_space is None else self.rows - 2
+
+    @property
+    def unknown_row(self) -> int:
+        """The row of ids without one of their own, in a table for any ids."""
+        return self.rows - 2
+
+    @property
+    def padding_row(self) -> int:
+        """The row of the padding, in a table for any ids."""
+        return self.rows - 1
 
 
 class FirstRows:
@@ -156,11 +184,16 @@ class FirstRows:
         rows = np.zeros((len(keys), max(self._widths)), np.float32)
         for table in np.unique(tables).tolist():
             spec, mine = self._specs[table], tables == table
-            ids = keys[mine] - self._bases[table]
-            made = np.full((len(ids), rows.shape[1]), self._first_state, np.float32)
-            made[:, : spec.dim] = spec.initial.weights(self._seed, table, ids, spec.dim, spec.rows)
-            made[:, self._widths[table] :] = 0
-            rows[mine] = made
+            # A row for any ids has its weights when an id gets it.
+            rows[mine] = self.of_ids(table, keys[mine] - self._bases[table], made=spec.id_space is None)
+        return rows
+
+    def of_ids(self, table: int, ids: NDArray[np.int64], made: bool = True) -> NDArray[np.float32]:
+        """Return rows of ids of one table, float32 [n, width of the widest]; their weights are zeros unless `made`."""
+        spec = self._specs[table]
+        rows = np.full((len(ids), max(self._widths)), self._first_state, np.float32)
+        rows[:, : spec.dim] = spec.initial.weights(self._seed, table, ids, spec.dim, spec.capacity) if made else 0
+        rows[:, self._widths[table] :] = 0
         return rows
 
 

@@ -48,7 +48,10 @@ _WAITING = (
 class LookUp:
     """A look-up that waits for its backward pass; ends with the graph that holds it."""
 
-    __slots__ = ("__weakref__",)
+    __slots__ = ("__weakref__", "rows")
+
+    def __init__(self) -> None:
+        self.rows: StepRows | None = None
 
 
 class Pending:
@@ -134,6 +137,16 @@ class LookUps:
         """Return the largest of the sizes that all ranks say; None if no other rank reads in step."""
         return None
 
+    def bytes_of(self, ids: Any) -> int:
+        """Return the DRAM that a batch to come takes beside its ids and rows."""
+        return 0
+
+    def map_ahead(self, trains: bool) -> None:
+        """Say whether the batches that are read from now on are for training."""
+
+    def drop_ahead(self) -> None:
+        """Forget the batches that were read ahead."""
+
     def plan(self, ids: Any, rows: StepRows, ticket: Ticket | None) -> None:
         """Load the rows of a batch that lookahead hands out, and use them for the look-ups of its ids."""
         self.tables.lend(rows, ticket)
@@ -146,11 +159,16 @@ class LookUps:
             planned[1].release()
 
     @shielded
-    def rows_of(self, ids: Any, trains: bool) -> StepRows:
+    def rows_of(self, ids: Any, trains: bool, admits: bool = False) -> StepRows:
         """Return the rows of a step, in DRAM; rows that are only read while batches are announced get no loan."""
         if self.planned is not None and self.are_equal(self.planned[0], ids):
             return self.planned[1].share()
         rows = self.distinct(ids)
+        self.lend(rows, trains)
+        return rows
+
+    def lend(self, rows: StepRows, trains: bool) -> None:
+        """Load the rows of a look-up, or take them from those of the batch that was handed out."""
         if self.planned is None and not self.tables.is_planned:
             self.tables.lend(rows)
         elif (self.planned is None or not self.planned[1].lend(rows)) and trains:
@@ -158,7 +176,11 @@ class LookUps:
                 "input: other ids than lookahead's `ids` said of this batch, or its loop was left; let `ids` return a "
                 "list of the arguments of all look-ups of a batch, or call close() to go on without it"
             )
-        return rows
+
+    def rows_awaited(self) -> list[StepRows]:
+        """Return the rows of look-ups whose gradients wait or may come."""
+        coming = [look_up.rows for look_up in self._waiting if look_up.rows is not None]
+        return [*(one.rows for one in self._pending), *coming]
 
     # Gradients.
 

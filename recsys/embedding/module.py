@@ -1,7 +1,7 @@
 """TableModule: the base of all modules of tables, with checkpoints and torch's habits."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from functools import partial
 from os import PathLike
@@ -20,6 +20,8 @@ from memhier.recsys.embedding.optimizers import check_group
 from memhier.recsys.embedding.pooling import Bags, pool
 from memhier.recsys.embedding.records import EXTRA, as_json, restored_hyperparameters
 from memhier.recsys.embedding.tables import StepRows, Tables
+from memhier.recsys.embedding.torch_internals import current_pass
+from memhier.recsys.embedding.vocabulary.vocabularies import Vocabularies
 from memhier.shield import shielded
 from memhier.store.segments import PAGE_BYTES
 from memhier.store.store import Store, Transfer
@@ -92,8 +94,9 @@ class TableModule(Closing, nn.Module):
         """Return the first values of rows, float32 [n, dim], to make the same table in memory; see :meth:`weights`."""
         spec = self.tables.specs[table]
         ids = as_ints("rows", rows)
-        self.tables.check_ids(table, ids)
-        return torch.from_numpy(initial_weights(spec.initial, self.tables.seed, table, ids, spec.dim, spec.rows))
+        if spec.id_space is None:
+            self.tables.check_ids(table, ids)
+        return torch.from_numpy(initial_weights(spec.initial, self.tables.seed, table, ids, spec.dim, spec.capacity))
 
     def weights(self, rows: Any, table: int = 0) -> Tensor:
         """Return rows as they are now, float32 [n, dim], a copy.
@@ -101,7 +104,7 @@ class TableModule(Closing, nn.Module):
         Parameters
         ----------
         rows
-            Integers [n]: rows of the table; IndexError for one that it does not have.
+            Integers [n]: rows of the table; IndexError for one that it does not have. Of a table for any ids, ids.
         table
             Number of the table in its collection.
         """
@@ -114,6 +117,34 @@ class TableModule(Closing, nn.Module):
         self.look_ups.settle()
         found = self.tables.read(table, as_ints("rows", rows))
         return torch.from_numpy(np.ascontiguousarray(found[..., self.tables.specs[table].dim :]))
+
+    def ids(self, table: int = 0) -> Iterator[Tensor]:
+        """Yield the ids that have a row, of a table for any ids: int64 blocks, in the order of rows.
+
+        Do not train meanwhile.
+
+        Raises
+        ------
+        ValueError
+            For a table whose ids are its rows.
+        """
+        self.look_ups.settle()
+        return (torch.from_numpy(ids) for _, ids in self._vocabularies(table).items(table))
+
+    def contains(self, ids: Any, table: int = 0) -> Tensor:
+        """Return whether each id has a row of its own, bool of the shape of `ids`; in a table for any ids."""
+        wanted = as_ints("ids", ids)
+        return torch.from_numpy(self._vocabularies(table).contains(table, wanted.reshape(-1)).reshape(wanted.shape))
+
+    def _vocabularies(self, table: int) -> Vocabularies:
+        self.tables.check_open()
+        found = self.tables.vocabularies
+        if found is None or not found.has(table):
+            name = self.tables.specs[table].name
+            raise ValueError(
+                f"table={table}: the ids of {name!r} are its rows; a table for any ids has id_space='hash64'"
+            )
+        return found
 
     @shielded
     def scale_gradients(self, factor: float) -> None:
@@ -217,6 +248,8 @@ class TableModule(Closing, nn.Module):
                         f"{prefix}{name}: points at the checkpoint of {pointer['path']!r} after {pointer['steps']} "
                         f"updates, but these tables have had {self.tables.record.steps}: open them with resume=True"
                     )
+            elif spec.id_space is not None:
+                errors.append(f"{prefix}{name}: a table for any ids takes no weights by row: open it with resume=True")
             elif tuple(value.shape) != (spec.rows, spec.dim):
                 errors.append(f"{prefix}{name}: expected [{spec.rows}, {spec.dim}], got {list(value.shape)}")
             else:
@@ -260,7 +293,9 @@ class TableModule(Closing, nn.Module):
         """Look up and pool the bags of a step; their ids become indices here."""
         ids, trains = [bag.indices.numpy() for bag in bags], self._trains
         look_up = self.look_ups.begin(trains)
-        rows = self.look_ups.rows_of(ids, trains)
+        rows = self.look_ups.rows_of(ids, trains, self._admits)
+        if look_up is not None:
+            look_up.rows = rows
         for bag in bags:
             if bag.padding >= 0:
                 bag.padding = self._place(rows, bag)
@@ -269,6 +304,11 @@ class TableModule(Closing, nn.Module):
         output = pool(self.tables, rows, bags, self._anchor, None)
         rows.release()
         return output
+
+    @property
+    def _admits(self) -> bool:
+        """Whether ids that are looked up now get rows of their own; activations computed again have those of before."""
+        return self.training and torch.is_grad_enabled() and current_pass() < 0
 
     @property
     def _trains(self) -> bool:

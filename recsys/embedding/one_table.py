@@ -7,9 +7,10 @@ from torch import Tensor, int32, int64
 
 from memhier.arguments import check_int
 from memhier.recsys.embedding.initial import Initial, Normal, TableSpec
-from memhier.recsys.embedding.look_ups import LookUps
 from memhier.recsys.embedding.module import TableModule
 from memhier.recsys.embedding.tables import Ints, TableOptions, Tables
+from memhier.recsys.embedding.vocabulary.hash64 import IdSpace, as_id_space
+from memhier.recsys.embedding.vocabulary.mapped_look_ups import look_ups_of
 
 __all__ = ["ROWS_MAX", "OneTable", "check_ids_tensor"]
 
@@ -25,18 +26,30 @@ class OneTable(TableModule):
         embedding_dim: int,
         padding_idx: int | None,
         initial: Initial | None,
+        id_space: IdSpace,
         options: TableOptions,
         ids_of: Callable[..., list[Ints]],
     ) -> None:
         num_embeddings = check_int("num_embeddings", num_embeddings, 1, ROWS_MAX)
         embedding_dim = check_int("embedding_dim", embedding_dim, 1, 2**20)
-        if padding_idx is not None:
+        if padding_idx is not None and as_id_space(id_space) is not None:
+            padding_idx = check_int("padding_idx", padding_idx, -(2**63), 2**63 - 1)
+        elif padding_idx is not None:
             padding_idx = check_int("padding_idx", padding_idx, -num_embeddings, num_embeddings - 1) % num_embeddings
-        spec = TableSpec("weight", num_embeddings, embedding_dim, Normal() if initial is None else initial)
-        super().__init__(LookUps(Tables([spec], options), ids_of))
+        initial = Normal() if initial is None else initial
+        spec = TableSpec.of("weight", num_embeddings, embedding_dim, initial, id_space, padding_idx)
+        super().__init__(look_ups_of(Tables([spec], options), ids_of))
         self.num_embeddings = num_embeddings
         self.embedding_dim = embedding_dim
         self.padding_idx = padding_idx
+
+    @property
+    def _padding_row(self) -> int:
+        """The row of the padding; -1 for none."""
+        spec = self.specs[0]
+        if self.padding_idx is None:
+            return -1
+        return self.padding_idx if spec.id_space is None else spec.padding_row
 
     def _weight_names(self) -> list[str]:
         return ["weight"]

@@ -13,7 +13,7 @@ from memhier.recsys.embedding.optimizers import SparseOptimizer
 from memhier.store.store import Store
 
 __all__ = [
-    "EXTRA", "KEY", "TableRecord", "as_json", "checkpoint_of", "decoded_extra", "nothing_there",
+    "EXTRA", "IDS", "KEY", "TableRecord", "as_json", "checkpoint_of", "decoded_extra", "nothing_there",
     "restored_hyperparameters",
 ]  # fmt: skip
 
@@ -21,6 +21,10 @@ KEY = "recsys/tables"
 """The key of the record of the tables in a checkpoint."""
 EXTRA = "recsys/extra"
 """The key of hyperparameters and values of the caller."""
+
+
+IDS = "recsys/ids"
+"""The key of the numbers of maps of ids; their records lie in the log beside the rows."""
 
 
 def _anything(value: Any) -> None:
@@ -65,6 +69,7 @@ class TableRecord:
         state = [optimizer.state_width(spec.dim) for spec in specs]
         tables = [
             {"name": spec.name, "rows": spec.rows, "dim": spec.dim, "initial": _described(spec.initial)}
+            | ({} if spec.id_space is None else {"id_space": "hash64", "sketch": spec.id_space.cells(spec.capacity)})
             for spec in specs
         ]
         made = {"tables": tables, "seed": seed, "optimizer": type(optimizer).__name__, "state": state}

@@ -24,7 +24,8 @@ from memhier.log.parts import LogRecord
 from memhier.policies import Belady, Policy
 from memhier.recsys.embedding.initial import FirstRows, TableSpec
 from memhier.recsys.embedding.optimizers import SGD, SparseOptimizer
-from memhier.recsys.embedding.records import EXTRA, TableRecord, decoded_extra, nothing_there
+from memhier.recsys.embedding.records import EXTRA, IDS, TableRecord, decoded_extra, nothing_there
+from memhier.recsys.embedding.vocabulary.vocabularies import Added, Vocabularies
 from memhier.shield import shielded_init
 from memhier.store.store import Store, Transfer
 from memhier.table.keep_all import KeepAll
@@ -278,8 +279,11 @@ class Tables:
         total = int(self.bases[-1])
         self.path: str = os.fspath(options.path)
         self._asked = asked
-        self._first_rows = first_rows or FirstRows(self.specs, optimizer, self.seed)
+        made = FirstRows(self.specs, optimizer, self.seed)
+        self._first_rows, self._first_rows_of_ids = first_rows or made, made.of_ids
         self._pid = os.getpid()
+        self.vocabularies: Vocabularies | None = None
+        side = Vocabularies.side_log(self.specs)
         store = _open(self.path, options.resume)
         try:
             self.record: TableRecord = TableRecord.read(store, self.specs, optimizer, self.seed, options.resume)
@@ -299,6 +303,7 @@ class Tables:
                 key_space=total,
                 batch=None if options.step_rows is None else int(options.step_rows),
                 aside=TRAINING_ASIDE,
+                side=side,
             )
         except BaseException:
             store.close()
@@ -311,11 +316,25 @@ class Tables:
         self._store = store
         self._open = True
         self._scratch = np.empty(0, np.float32)
+        if side is not None:
+            try:
+                self.vocabularies = self._opened_vocabularies(store, options.resume)
+            except BaseException:
+                self.close()
+                raise
+
+    def _opened_vocabularies(self, store: Store, resume: bool) -> "Vocabularies":
+        vocabularies = Vocabularies(self.specs)
+        log = self._tier.side
+        if resume and log is not None:
+            vocabularies.read(log, store.get(IDS), self.path)
+        return vocabularies
 
     @property
     def memory_bytes(self) -> int:
         """DRAM held, in bytes."""
-        return self._tier.memory_bytes + self._scratch.nbytes + (store_bytes(self._store) if self._open else 0)
+        maps = 0 if self.vocabularies is None else self.vocabularies.memory_bytes
+        return self._tier.memory_bytes + self._scratch.nbytes + maps + (store_bytes(self._store) if self._open else 0)
 
     @property
     def is_planned(self) -> bool:
@@ -456,10 +475,23 @@ class Tables:
             return self._gathered(rows.keys)
         return np.take(rows.loan.rows, rows.loan.slots, axis=0, mode="clip")
 
+    def rows_of_ids(self, table: int, ids: Ints) -> Ints:
+        """Return the rows of ids of a table, of the same shape; IndexError for a row that it does not have."""
+        if self.vocabularies is not None and self.vocabularies.has(table):
+            self.check_open()
+            return self.vocabularies.find_in(table, ids.reshape(-1)).reshape(ids.shape)
+        self.check_ids(table, ids)
+        return ids
+
     def read(self, table: int, ids: Ints) -> Floats:
         """Return rows as they are now, weights and state, float32 [n, width]; nothing becomes resident."""
-        self.check_ids(table, ids)
-        return self._gathered(ids + self.bases[table])[..., : self.widths[table]]
+        rows = self.rows_of_ids(table, ids)
+        return self._gathered(rows + self.bases[table])[..., : self.widths[table]]
+
+    def read_unknown(self, table: int) -> Floats:
+        """Return the row of unknown ids of a table for any ids, float32 [1, width]."""
+        row = np.array([self.specs[table].unknown_row])
+        return self._gathered(row + self.bases[table])[:, : self.widths[table]]
 
     def _gathered(self, keys: Ints) -> Floats:
         """Return rows with their state, float32 [..., width of the widest], by calls of the tier that have room."""
@@ -487,6 +519,17 @@ class Tables:
             with self._in_own_words():
                 self._tier.scatter(ids[part] + self.bases[table], rows[part])
 
+    def begin_anew(self, rows: StepRows, added: Sequence[Added]) -> None:
+        """Give rows, among those of a step that are lent, the first values of the ids that have them now."""
+        if not added:
+            return
+        assert rows.loan is not None
+        keys = np.concatenate([one.rows + self.bases[one.table] for one in added])
+        first = np.concatenate([self._first_rows_of_ids(one.table, one.ids) for one in added])
+        slots = rows.loan.slots[np.searchsorted(rows.keys, keys)]
+        with self._in_own_words(), rows.loan.changing() as slab:
+            slab[slots] = first
+
     def replace(self, keys: Ints, rows: Floats) -> None:
         """Replace rows with their state, float32 [n, width of the widest]."""
         self._tier.scatter(keys, rows)
@@ -498,12 +541,20 @@ class Tables:
     def checkpoint(self, values: dict[str, bytes] | None = None) -> int:
         """Make everything durable; return the store's generation."""
         self.check_open()
-        return self._tier.checkpoint({**self.record.values(), **(values or {})})
+        return self._tier.checkpoint({**self._values(), **(values or {})}, self._write_ids)
 
     def start_checkpoint(self, values: dict[str, bytes]) -> "Future[int]":
         """Make everything durable as it is now, on a thread; the result is the store's generation."""
         self.check_open()
-        return self._tier.start_checkpoint({**self.record.values(), **values})
+        return self._tier.start_checkpoint({**self._values(), **values}, self._write_ids)
+
+    def _values(self) -> dict[str, bytes]:
+        return self.record.values() | ({} if self.vocabularies is None else self.vocabularies.values())
+
+    def _write_ids(self) -> None:
+        side = self._tier.side
+        if self.vocabularies is not None and side is not None:
+            self.vocabularies.write(side)
 
     def extra(self) -> dict[str, Any]:
         """Return hyperparameters and the caller's values of the last checkpoint."""

@@ -308,6 +308,46 @@ def embedding_update(
 def embedding_take_steps(
     *, rows: UpdatedRows, steps: numpy.typing.NDArray[numpy.float32], roots: numpy.typing.NDArray[numpy.float32]
 ) -> None: ...
+def hash_words(
+    *,
+    words: numpy.typing.NDArray[numpy.uint8],
+    ends: numpy.typing.NDArray[numpy.int64],
+    hashes: numpy.typing.NDArray[numpy.int64],
+) -> None: ...
+
+class IdMap:
+    def __init__(
+        self,
+        *,
+        ids: numpy.typing.NDArray[numpy.int64],
+        last: numpy.typing.NDArray[numpy.uint32],
+        uses: numpy.typing.NDArray[numpy.uint32],
+        cells: numpy.typing.NDArray[numpy.uint8],
+        changed: numpy.typing.NDArray[numpy.uint8],
+        numbers: numpy.typing.NDArray[numpy.int64],
+        admit_after: int,
+        expire_after: int,
+        evict: int,
+        pending: int,
+    ) -> None: ...
+    def map(
+        self,
+        *,
+        ids: numpy.typing.NDArray[numpy.int64],
+        slots: numpy.typing.NDArray[numpy.int64],
+        added: numpy.typing.NDArray[numpy.int64],
+        places: numpy.typing.NDArray[numpy.int64],
+    ) -> int: ...
+    def find(self, *, ids: numpy.typing.NDArray[numpy.int64], slots: numpy.typing.NDArray[numpy.int64]) -> None: ...
+    def begin(self, frames: int) -> None: ...
+    def rewind(self) -> None: ...
+    def advance(self) -> None: ...
+    def drop(self) -> None: ...
+    def reindex(self) -> bool: ...
+    def frames(self) -> int: ...
+    def bytes(self) -> int: ...
+    def last_bytes(self) -> int: ...
+
 def prune_links(
     *,
     rows: numpy.typing.NDArray[numpy.float32],

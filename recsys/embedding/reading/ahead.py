@@ -201,6 +201,7 @@ class ReadAhead:
             self._thread.join()
         if self._planning:
             self._planning = False
+            self._modules.drop_ahead()  # the batch was not handed out
             self._modules.end_plan()
         self._let_go()
         announced, self._announced = self._announced, 0
@@ -212,6 +213,7 @@ class ReadAhead:
         self._batches = iter(())  # the loader's workers and files go with its iterator
         if announced:
             self._modules.withdraw()
+        self._modules.drop_ahead()
 
     def _end_thread(self) -> None:
         """End the thread as the program ends."""
@@ -356,7 +358,11 @@ class ReadAhead:
                 self._error = error
                 self._changed.notify_all()
             return
-        size = _bytes_of(batch) + sum(some.nbytes + _PLANNED_BYTES * len(some.keys) for some in rows)
+        size = (
+            _bytes_of(batch)
+            + self._modules.bytes_of(ids)
+            + sum(some.nbytes + _PLANNED_BYTES * len(some.keys) for some in rows)
+        )
         if not self._window and not self._handed_out:
             self._agree(size)
         with self._changed:

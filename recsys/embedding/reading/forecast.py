@@ -10,6 +10,7 @@ from memhier.planning.simulation import Simulation, simulate
 from memhier.recsys.embedding.collection import FeatureParser
 from memhier.recsys.embedding.optimizers import SGD, SparseOptimizer
 from memhier.recsys.embedding.tables import Ints, distinct_rows
+from memhier.recsys.embedding.vocabulary.vocabularies import Vocabularies
 
 __all__ = ["forecast", "save_trace"]
 
@@ -94,10 +95,14 @@ def save_trace(loader: Iterable[Any], ids: Callable[[Any], Any], tables: Sequenc
 
 def _keys(loader: Iterable[Any], ids: Callable[[Any], Any], parser: FeatureParser) -> Iterator[Ints]:
     bases = np.cumsum([0, *(spec.rows for spec in parser.specs)])
+    vocabularies = Vocabularies(parser.specs)
     for batch in loader:
         found = ids(batch)
         bags = parser.bags_of(*(found if isinstance(found, tuple) else (found,)))
         some = [bag.indices.numpy() for bag in bags]
+        mapped = vocabularies.map([some])
+        vocabularies.begin(mapped)
+        some = mapped.rows
         for table, wanted in enumerate(some):
             parser.check_ids(table, wanted)
         yield distinct_rows(some, bases, in_order=False).keys

@@ -135,6 +135,7 @@ class Lookahead:
     def __iter__(self) -> Iterator[Any]:
         self.close()
         self._modules.begin_epoch(_nothing)  # of another loop, which ranks have to leave before they read
+        self._modules.map_ahead(torch.is_grad_enabled())
         skipped, self._skip = self._skip, 0
         resumed, self._random = self._random if skipped else None, None
         start = self._loader.start if isinstance(self._loader, SharedLoader) else partial(start_epoch, self._loader)

@@ -31,6 +31,15 @@ class _Planned(Protocol):
     def agree(self, size: int) -> int | None:
         """Return the largest of the sizes that all ranks say; None if no other rank reads in step."""
 
+    def bytes_of(self, ids: Any) -> int:
+        """Return the DRAM that a batch to come takes beside its ids and rows."""
+
+    def map_ahead(self, trains: bool) -> None:
+        """Say whether the batches that are read from now on are for training."""
+
+    def drop_ahead(self) -> None:
+        """Forget the batches that were read ahead."""
+
     def settle(self) -> None:
         """Let the rows of gradients go that need not wait."""
 
@@ -70,7 +79,21 @@ class ReadModules:
         for module in self._modules.values():
             module.begin_epoch(end)
 
+    def map_ahead(self, grad_enabled: bool) -> None:
+        """Say whether the epoch that begins is one of training."""
+        for module in self._modules.values():
+            module.look_ups.map_ahead(module.training and grad_enabled)
+
+    def drop_ahead(self) -> None:
+        """Forget the batches that were read ahead."""
+        for look_ups in self._look_ups:
+            look_ups.drop_ahead()
+
     # A batch to come.
+
+    def bytes_of(self, ids: list[Any]) -> int:
+        """Return the DRAM that a batch to come takes beside its ids and rows."""
+        return sum(look_ups.bytes_of(some) for look_ups, some in zip(self._look_ups, ids, strict=True))
 
     def reading(self) -> AbstractContextManager[None]:
         """Return a context to read the loader in."""

@@ -27,7 +27,9 @@ _NUMBER = optional(real())
 _INITIAL = record(
     {"kind": one_of("Uniform", "Normal")}, {"low": _NUMBER, "high": _NUMBER, "mean": real(), "std": real(0)}
 )
-_TABLE = record({"name": text(), "rows": integer(1, 2**62), "dim": integer(1, 2**20), "initial": _INITIAL})
+_TABLE = record({"name": text(), "rows": integer(1, 2**62), "dim": integer(1, 2**20), "initial": _INITIAL}, {
+    "id_space": text(), "sketch": integer(0, 2**40),
+})  # fmt: skip
 _KNOWN = {"tables", "seed", "optimizer", "state", "first_state"}
 
 
@@ -61,6 +63,11 @@ class TableDescription:
         unknown = sorted({*self.made} - _KNOWN)
         if unknown:
             raise FormatError(f"{store.path}: tables with {unknown[0]!r}, which TableReader does not serve")
+        for table in self.made["tables"]:
+            if "id_space" in table:
+                raise FormatError(
+                    f"{store.path}: {table['name']!r} is for any ids, which TableReader does not serve; export it"
+                )
         self.seed: int = self.made["seed"]
         with described(f"{store.path}: value {KEY!r}"):
             self.specs = tuple(_spec(table) for table in self.made["tables"])

@@ -105,6 +105,9 @@ class ShardedEmbeddingBagCollection(TableModule):
         **options: Any,
     ) -> None:
         parser, now = FeatureParser(tables), Collectives(group)
+        for spec in parser.specs:
+            if spec.id_space is not None:
+                raise ValueError(f"tables: {spec.name!r} is for any ids, and tables over ranks need id_space='rows'")
         table_options = TableOptions(optimizer=optimizer, dram=dram, path=path, update=update, **options)
         groups = now, now.like(), now.like()
         Path(path).mkdir(parents=True, exist_ok=True)

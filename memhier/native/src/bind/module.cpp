@@ -14,6 +14,8 @@ NB_MODULE(_core, m) {
   register_decoder(m);
   register_distance(m);
   register_embedding(m);
+  register_hash_words(m);
+  register_id_map(m);
   register_links(m);
   register_list_graph(m);
   register_max_sim(m);

@@ -12,6 +12,8 @@ void register_io_calls(nanobind::module_& m);
 void register_decoder(nanobind::module_& m);
 void register_distance(nanobind::module_& m);
 void register_embedding(nanobind::module_& m);
+void register_hash_words(nanobind::module_& m);
+void register_id_map(nanobind::module_& m);
 void register_links(nanobind::module_& m);
 void register_list_graph(nanobind::module_& m);
 void register_max_sim(nanobind::module_& m);

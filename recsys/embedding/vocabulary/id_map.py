@@ -1,0 +1,219 @@
+"""IdMap: a row for each id, given out as ids come, and taken back by age or use."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memhier import backend
+from memhier.errors import CorruptionError
+from memhier.recsys.embedding.vocabulary.hash64 import CELLS_BLOCK, Hash64
+from memhier.recsys.embedding.vocabulary.python_id_map import PythonIdMap
+
+if TYPE_CHECKING:
+    from memhier_native._core import IdMap as NativeIdMap
+
+__all__ = ["RECORD_BYTES", "IdMap"]
+
+Ints = NDArray[np.int64]
+Bytes = NDArray[np.uint8]
+
+_GROUP = 16
+RECORD_BYTES = 256
+"""Bytes of a record of a map on SSD: 16 slots, or 256 counts of the sketch."""
+_ENTRY = np.dtype([("id", "<i8"), ("last", "<u4"), ("uses", "<u4")])
+_NUMBERS = ("batches", "free", "fresh", "live", "hand")
+_INDEX_BYTES = 16  # of the core, for each slot
+_BATCHES_MAX = 2**32 - 1
+
+
+class IdMap:
+    """The slots 0 to ``capacity - 1`` of a table, by id, worked a batch at a time.
+
+    A batch may be mapped before its turn: its changes are a frame, and :meth:`begun` shows the map without the frames
+    of batches that did not begin. One thread uses a map at a time.
+
+    Parameters
+    ----------
+    capacity
+        The number of slots.
+    rules
+        When ids get slots and lose them.
+
+    Attributes
+    ----------
+    numbers
+        int64: batches so far; the first free slot, -1 for none; slots ever used; slots in use; place of the sketch's
+        hand.
+    """
+
+    def __init__(self, capacity: int, rules: Hash64) -> None:
+        cells = rules.cells(capacity)
+        self.capacity = capacity
+        self.rules = rules
+        self._groups = -(-capacity // _GROUP)
+        self._ids: Ints = np.zeros(capacity, np.int64)
+        self._last = np.zeros(capacity, np.uint32)
+        self._uses = np.zeros(capacity, np.uint32)
+        self._cells: Bytes = np.zeros(cells, np.uint8)
+        self._changed: Bytes = np.zeros(self._groups + cells // CELLS_BLOCK, np.uint8)
+        self.numbers: Ints = np.array([0, -1, 0, 0, 0], np.int64)
+        make: Any = PythonIdMap if backend.core is None else backend.core.IdMap
+        self._core: NativeIdMap | PythonIdMap = make(
+            ids=self._ids,
+            last=self._last,
+            uses=self._uses,
+            cells=self._cells,
+            changed=self._changed,
+            numbers=self.numbers,
+            admit_after=rules.admit_after,
+            expire_after=rules.expire_after or 0,
+            evict={None: 0, "lru": 1, "lfu": 2}[rules.evict],
+            pending=rules.pending,
+        )
+
+    @staticmethod
+    def bytes_for(capacity: int, rules: Hash64) -> int:
+        """Return the DRAM of such a map, without frames, in bytes: 32.1 for each slot, and the sketch."""
+        cells = rules.cells(capacity)
+        return (_ENTRY.itemsize + _INDEX_BYTES) * capacity + cells + IdMap.records_for(capacity, rules)
+
+    @staticmethod
+    def records_for(capacity: int, rules: Hash64) -> int:
+        """Return the number of records of such a map on SSD."""
+        return -(-capacity // _GROUP) + rules.cells(capacity) // CELLS_BLOCK
+
+    @property
+    def memory_bytes(self) -> int:
+        """DRAM held, the frames included, in bytes."""
+        arrays = (self._ids, self._last, self._uses, self._cells, self._changed)
+        return sum(array.nbytes for array in arrays) + self._core.bytes()
+
+    def __len__(self) -> int:
+        """How many ids have a slot."""
+        return int(self.numbers[3])
+
+    @property
+    def frames(self) -> int:
+        """The number of batches that were mapped and did not begin."""
+        return self._core.frames()
+
+    @property
+    def last_bytes(self) -> int:
+        """DRAM of the newest frame, in bytes."""
+        return self._core.last_bytes()
+
+    def map(self, ids: Ints) -> tuple[Ints, Ints, Ints]:
+        """Map a batch of training after those before, as a frame of its own.
+
+        Parameters
+        ----------
+        ids
+            int64 [n].
+
+        Returns
+        -------
+        slots : numpy.ndarray
+            int64 [n]; -1 for an id without one.
+        added, ids_added : numpy.ndarray
+            int64: the slots that were given out, and their ids.
+        """
+        if self.numbers[0] == _BATCHES_MAX:
+            raise OverflowError(f"a table for any ids takes {_BATCHES_MAX} look-ups in training, and has had them")
+        slots, added, places = np.empty(len(ids), np.int64), np.empty(len(ids), np.int64), np.empty(len(ids), np.int64)
+        count = self._core.map(ids=ids, slots=slots, added=added, places=places)
+        return slots, added[:count].copy(), ids[places[:count]]
+
+    def find(self, ids: Ints) -> Ints:
+        """Return the slot of each id, -1 for none; nothing changes."""
+        slots = np.empty(len(ids), np.int64)
+        self._core.find(ids=ids, slots=slots)
+        return slots
+
+    def begin(self, frames: int) -> None:
+        """Take the changes of the first frames as final."""
+        self._core.begin(frames)
+
+    def drop(self) -> None:
+        """Take the changes of all frames back."""
+        self._core.rewind()
+        self._core.drop()
+
+    @contextmanager
+    def begun(self) -> Iterator[None]:
+        """Be without the changes of the frames inside the block."""
+        if not self._core.frames():
+            yield
+            return
+        self._core.rewind()
+        try:
+            yield
+        finally:
+            self._core.advance()
+
+    def ids(self, start: int, stop: int) -> tuple[Ints, Ints]:
+        """Return the slots in use from `start` to `stop`, and their ids."""
+        part = slice(start, stop)
+        used = self._uses[part] != 0
+        if self.rules.expire_after is not None:
+            used &= self.numbers[0] - self._last[part] <= self.rules.expire_after
+        return np.flatnonzero(used) + start, self._ids[part][used]
+
+    # On SSD.
+
+    def changed(self) -> Ints:
+        """Return the numbers of the records that changed since the last call of :meth:`written`, rising."""
+        return np.flatnonzero(self._changed)
+
+    def records(self, numbers: Ints) -> Bytes:
+        """Return records by their numbers, which rise, uint8 [n, 256]."""
+        groups = numbers[: np.searchsorted(numbers, self._groups)]
+        entries = np.zeros((len(groups), _GROUP), _ENTRY)
+        slots = groups[:, None] * _GROUP + np.arange(_GROUP)
+        there = slots < self.capacity
+        for name, values in (("id", self._ids), ("last", self._last), ("uses", self._uses)):
+            entries[name][there] = values[slots[there]]
+        blocks = self._cells.reshape(-1, CELLS_BLOCK)[numbers[len(groups) :] - self._groups]
+        return np.concatenate([entries.view(np.uint8).reshape(-1, RECORD_BYTES), blocks])
+
+    def written(self) -> None:
+        """Note that all changes were written."""
+        self._changed[:] = 0
+
+    def read(self, first: int, records: Bytes) -> None:
+        """Fill records in, from number `first` on, uint8 [n, 256]; :meth:`complete` ends this."""
+        slots = min(self._groups, first + len(records)) - first
+        if slots > 0:
+            entries = np.ascontiguousarray(records[:slots]).view(_ENTRY).reshape(-1)
+            part = slice(first * _GROUP, min(self.capacity, (first + slots) * _GROUP))
+            entries = entries[: part.stop - part.start]
+            self._ids[part], self._last[part], self._uses[part] = entries["id"], entries["last"], entries["uses"]
+        blocks = records[max(0, slots) :]
+        begin = max(0, first - self._groups) * CELLS_BLOCK
+        self._cells[begin : begin + blocks.size] = blocks.reshape(-1)
+
+    def complete(self, numbers: dict[str, int], where: str) -> None:
+        """Take the numbers of a map that was read; CorruptionError if it contradicts itself."""
+        self.numbers[:] = [numbers[name] for name in _NUMBERS]
+        batches, free, fresh, live, hand = self.numbers.tolist()
+        used = self._uses != 0
+        hands = max(1, len(self._cells) // 8)
+        fits = fresh <= self.capacity and not used[fresh:].any() and int(np.count_nonzero(used)) == live
+        if not fits or hand >= hands or (used.any() and int(self._last[used].max()) > batches):
+            raise CorruptionError(f"{where}: its slots do not match its counts")
+        for _ in range(fresh - live):
+            if not 0 <= free < fresh or used[free]:
+                raise CorruptionError(f"{where}: free slots are not linked as expected")
+            used[free] = True  # no slot comes twice
+            free = int(self._ids[free])
+        if free != -1:
+            raise CorruptionError(f"{where}: free slots are not linked as expected")
+        if not self._core.reindex():
+            raise CorruptionError(f"{where}: an id has two slots")
+        self.written()
+
+    def described(self) -> dict[str, int]:
+        """Return the numbers by name."""
+        return dict(zip(_NUMBERS, self.numbers.tolist(), strict=True))

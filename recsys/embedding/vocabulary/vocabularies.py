@@ -1,0 +1,255 @@
+"""The maps of the tables of a module whose ids are any: they turn the ids of a step into rows."""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memhier.errors import CorruptionError
+from memhier.fields import decode_json, integer, mapping, record
+from memhier.log.row_log import RowLog
+from memhier.recsys.embedding.initial import TableSpec
+from memhier.recsys.embedding.records import IDS, as_json
+from memhier.recsys.embedding.vocabulary.id_map import RECORD_BYTES, IdMap
+from memhier.shield import shielded
+from memhier.table.side_log import SideLog
+
+__all__ = ["Added", "Mapped", "Vocabularies"]
+
+Ints = NDArray[np.int64]
+
+# A block of records, 256 KiB.
+_BLOCK = 1024
+_SLOTS = 65536
+_CHECK = mapping(record({
+    "batches": integer(0, 2**32), "free": integer(-1, 2**31), "fresh": integer(0, 2**31), "live": integer(0, 2**31),
+    "hand": integer(0, 2**34),
+}))  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """Rows of a table that ids were given, which begin anew."""
+
+    table: int
+    rows: Ints
+    ids: Ints
+
+
+@dataclass(slots=True)
+class Mapped:
+    """The rows of a batch.
+
+    Attributes
+    ----------
+    rows
+        int64 [n] of each table, look-up after look-up.
+    added
+        The rows that begin anew with this batch.
+    frames
+        The look-ups of the batch, if it is one of training; 0 once it has begun.
+    bytes
+        The DRAM of its frames.
+    """
+
+    rows: list[Ints]
+    added: list[Added]
+    frames: int
+    bytes: int
+
+
+class Vocabularies:
+    """The map of each table for any ids; ids of the other tables are their rows.
+
+    Batches of training are mapped in their order, maybe ahead of the training, and begin in that order. All other calls
+    see the maps of the batch in training. Calls of both threads take turns.
+
+    Parameters
+    ----------
+    specs
+        All tables of the module.
+    """
+
+    def __init__(self, specs: Sequence[TableSpec]) -> None:
+        self._specs = specs
+        self._lock = threading.Lock()
+        self._maps: dict[int, IdMap] = {
+            number: IdMap(spec.capacity, spec.id_space)
+            for number, spec in enumerate(specs)
+            if spec.id_space is not None
+        }
+
+    @staticmethod
+    def side_log(specs: Sequence[TableSpec]) -> SideLog | None:
+        """Return the log that the maps of these tables need, and their DRAM; None if no table has any ids."""
+        found = [(spec.capacity, spec.id_space) for spec in specs if spec.id_space is not None]
+        if not found:
+            return None
+        records = sum(IdMap.records_for(capacity, rules) for capacity, rules in found)
+        return SideLog("ids", RECORD_BYTES, records, sum(IdMap.bytes_for(capacity, rules) for capacity, rules in found))
+
+    @property
+    @shielded
+    def memory_bytes(self) -> int:
+        """DRAM held, that of frames included, in bytes."""
+        with self._lock:
+            return sum(one.memory_bytes for one in self._maps.values())
+
+    @property
+    @shielded
+    def frames(self) -> int:
+        """The look-ups that were mapped and did not begin."""
+        with self._lock:
+            return max((one.frames for one in self._maps.values()), default=0)
+
+    @property
+    def pending(self) -> int:
+        """The most look-ups whose gradients may wait at once."""
+        return min(one.rules.pending for one in self._maps.values())
+
+    # Ids to rows.
+
+    @shielded
+    def map(self, look_ups: Sequence[Sequence[Ints]]) -> Mapped:
+        """Map a batch of training after those before; each look-up has the ids of each table."""
+        with self._lock:
+            added: list[Added] = []
+            parts, held = [], 0
+            for ids in look_ups:
+                parts.append(self._mapped_locked(ids, added))
+                held += sum(one.last_bytes for one in self._maps.values())
+        rows = [np.concatenate(of_table) for of_table in zip(*parts, strict=True)]
+        return Mapped(rows, added, len(look_ups), held)
+
+    @shielded
+    def find(self, ids: Sequence[Ints]) -> list[Ints]:
+        """Return the rows of ids of each table; an id without one has the row of unknown ids."""
+        with self._begun():
+            return [self._found_locked(table, some) for table, some in enumerate(ids)]
+
+    @shielded
+    def find_in(self, table: int, ids: Ints) -> Ints:
+        """Return the rows of ids of one table."""
+        with self._begun():
+            return self._found_locked(table, ids)
+
+    @shielded
+    def begin(self, mapped: Mapped) -> None:
+        """Let the next batch begin: its ids have their rows from now on."""
+        with self._lock:
+            for one in self._maps.values():
+                one.begin(mapped.frames)
+        mapped.frames = 0
+
+    @shielded
+    def drop(self) -> None:
+        """Forget the batches that did not begin."""
+        with self._lock:
+            for one in self._maps.values():
+                one.drop()
+
+    def _mapped_locked(self, ids: Sequence[Ints], added: list[Added]) -> list[Ints]:
+        rows = []
+        for table, some in enumerate(ids):
+
+            def mapped(one: IdMap, wanted: Ints, table: int = table) -> Ints:
+                slots, new, names = one.map(wanted)
+                if len(new):
+                    added.append(Added(table, new, names))
+                return slots
+
+            rows.append(self._rows_locked(table, some, mapped))
+        return rows
+
+    def _found_locked(self, table: int, ids: Ints) -> Ints:
+        return self._rows_locked(table, ids, IdMap.find)
+
+    def _rows_locked(self, table: int, ids: Ints, slots_of: Callable[[IdMap, Ints], Ints]) -> Ints:
+        spec, one = self._specs[table], self._maps.get(table)
+        if one is None:
+            return ids
+        ids = np.ascontiguousarray(ids)
+        others = slice(None) if spec.padding_id is None else ids != spec.padding_id
+        slots = slots_of(one, ids[others])
+        slots[slots < 0] = spec.unknown_row
+        if spec.padding_id is None:
+            return slots
+        rows = np.full(len(ids), spec.padding_row, np.int64)
+        rows[others] = slots
+        return rows
+
+    @contextmanager
+    def _begun(self) -> Iterator[None]:
+        with self._lock, ExitStack() as begun:
+            for one in self._maps.values():
+                begun.enter_context(one.begun())
+            yield
+
+    # The ids of a table.
+
+    @shielded
+    def contains(self, table: int, ids: Ints) -> NDArray[np.bool_]:
+        """Return whether each id has a row."""
+        with self._begun():
+            return self._maps[table].find(np.ascontiguousarray(ids)) >= 0
+
+    def items(self, table: int) -> Iterator[tuple[Ints, Ints]]:
+        """Yield rows and their ids in blocks; rows rise."""
+        for start in range(0, self._specs[table].capacity, _SLOTS):
+            yield self._items(table, start)
+
+    @shielded
+    def _items(self, table: int, start: int) -> tuple[Ints, Ints]:
+        with self._begun():
+            return self._maps[table].ids(start, min(start + _SLOTS, self._specs[table].capacity))
+
+    def has(self, table: int) -> bool:
+        """Whether a table is for any ids."""
+        return table in self._maps
+
+    # Checkpoints.
+
+    @shielded
+    def values(self) -> dict[str, bytes]:
+        """Return the value of a checkpoint that goes with the records."""
+        if not self._maps:
+            return {}
+        with self._begun():
+            return {IDS: as_json({self._specs[number].name: one.described() for number, one in self._maps.items()})}
+
+    @shielded
+    def write(self, log: RowLog) -> None:
+        """Append all records that changed since the last call to the log."""
+        first = 0
+        with self._begun():
+            for one in self._maps.values():
+                changed = one.changed()
+                for start in range(0, len(changed), _BLOCK):
+                    some = changed[start : start + _BLOCK]
+                    log.append(some + first, one.records(some))
+                first += IdMap.records_for(one.capacity, one.rules)
+            for one in self._maps.values():
+                one.written()
+
+    @shielded
+    def read(self, log: RowLog, value: bytes | None, path: object) -> None:
+        """Take the maps of a checkpoint: the records of the log, and the value beside them."""
+        where = f"{path}: value {IDS!r}"
+        if value is None:
+            raise CorruptionError(f"{where}: is missing")
+        numbers: Mapping[str, Any] = decode_json(value, where, _CHECK)
+        if {*numbers} != {self._specs[number].name for number in self._maps}:
+            raise CorruptionError(f"{where}: belongs to other tables")
+        first = 0
+        for table, one in self._maps.items():
+            count = IdMap.records_for(one.capacity, one.rules)
+            for start in range(0, count, _BLOCK):
+                stop = min(count, start + _BLOCK)
+                records, _ = log.read(np.arange(first + start, first + stop))
+                one.read(start, records)
+            one.complete(numbers[self._specs[table].name], f"{where}: table {self._specs[table].name!r}")
+            first += count
