@@ -29,12 +29,14 @@ BELOW = {
     "benchmarks": {"memhier", "ann", "recsys", "benchmarks"},
 }
 WITH_TORCH = (
+    "beams",
     "contexts",
     "decoder",
     "head",
     "huggingface",
     "operators",
     "outcome",
+    "proof",
     "sampling",
     "steps",
 )  # of the decoder

@@ -23,7 +23,7 @@ READER = "bags embedding embedding_bag found opened pooled rows stats"
 
 READS = {
     "LogitIndex": "choose distribution draws_pay envelope is_stale log_prob logits logits_of partition save scan_pays "
-    "stats topk way",
+    "stats topk way with_all_directions",
     "MultiVectorIndex": "blocks contains explain fetch ids push reconstruct search stats",
     "Store": "attach check get keys newer not_writable push read_segment segments",
     "Reader": "read run stats",

@@ -262,8 +262,9 @@ def test_where_ranks_are_enough_no_probabilities_are_made(model, monkeypatch, me
     assert not head.stats()["full_layer"]
     if not certify and not options["do_sample"]:
         assert head.completed == 0
-    with pytest.raises(AssertionError, match="log Z"):
-        generate(model, num_beams=2)
+    if not certify:  # proven beams take bounds
+        with pytest.raises(AssertionError, match="log Z"):
+            generate(model, num_beams=2)
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from memhier.ann.decoder.index import LogitIndex
 from memhier.ann.decoder.layer import norm_rounding
-from memhier.ann.decoder.module.decoder import TopKSoftmax
 from memhier.ann.decoder.module.generation import Need
 from memhier.ann.decoder.module.proof import Proof
 from memhier.ann.decoder.module.sampling import HEAD_WORDS
@@ -84,13 +84,12 @@ class Accelerated(Protocol):
     """The layer of an accelerated model."""
 
     head: nn.Linear
-    decoder: TopKSoftmax
 
     def count(self, rows: int, reason: str) -> None:
         """Count rows that took the full layer."""
 
-    def prover(self) -> TopKSoftmax:
-        """Return the decoder with codes of all directions."""
+    def prover(self) -> LogitIndex:
+        """Return the index with codes of all directions."""
 
 
 @dataclass(slots=True)
@@ -199,7 +198,7 @@ class BeamSteps:
 
     def _bounds(self, states: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return the largest logits and their words, ``[n, k]``, and bounds of log Z, float64 ``[n]``."""
-        index = self._head.prover().index
+        index = self._head.prover()
         found = index.envelope(states.numpy(), max(HEAD_WORDS, self._search.words), np.empty((len(states), 0)))
         logits = torch.from_numpy(found.logits)
         values, places = torch.topk(logits, self._search.words)

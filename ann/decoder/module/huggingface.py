@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from memhier.ann.decoder.calibration.build import CONTEXTS_LEAST
 from memhier.ann.decoder.calibration.calibrate import measure_choices
 from memhier.ann.decoder.calibration.settings import Choices, Method
-from memhier.ann.decoder.index import way_for
+from memhier.ann.decoder.index import LogitIndex, way_for
 from memhier.ann.decoder.module import operators
 from memhier.ann.decoder.module.beams import BeamSteps, Search, search_of
 from memhier.ann.decoder.module.contexts import read_contexts
@@ -103,7 +103,7 @@ class AcceleratedHead(nn.Module):
         self.completed: int
         self.rows: int
         self.calls = self.rows = self.completed = 0
-        self._prover: TopKSoftmax | None = None
+        self._prover: LogitIndex | None = None
         self._number: int = operators.enrol(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -124,7 +124,7 @@ class AcceleratedHead(nn.Module):
         own = {"calls": self.calls, "rows": self.rows, "completed": self.completed, "full_layer": dict(self._full)}
         found = self.decoder.stats() | own
         if self._prover is not None:
-            found["memory_bytes"] += self._prover.index.memory_bytes
+            found["memory_bytes"] += self._prover.memory_bytes
         return found
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -173,11 +173,10 @@ class AcceleratedHead(nn.Module):
         if rows:
             self._full[reason] += rows
 
-    def prover(self) -> TopKSoftmax:
-        """Return the decoder of beams, whose codes have all directions; the first call of beams makes it."""
+    def prover(self) -> LogitIndex:
+        """Return the index of beams, whose codes have all directions; the first call of beams makes it."""
         if self._prover is None:
-            index = self.decoder.index.with_all_directions()
-            self._prover = TopKSoftmax(index, self.head.weight, self.head.bias, "filled")
+            self._prover = self.decoder.index.with_all_directions()
         return self._prover
 
     def _refresh(self) -> None:

@@ -32,6 +32,8 @@ _STAGES = ((HEAD_WORDS, 192), (1024, 1024), (4096, 4096))
 _TRIES = 32  # of these the first are tries of a draw, all others evidence
 _LISTED = (1, 8)  # times so many words of the head, before all words of a list are looked for in full
 _LISTED_MOST = 8192
+_WORDS_AT_ONCE = 1 << 16  # of all states, with some 100 bytes each: more states take turns
+_NOTHING = 1e-300
 
 Doubles: TypeAlias = npt.NDArray[np.float64]
 Bits: TypeAlias = npt.NDArray[np.bool_]
@@ -184,17 +186,17 @@ class Sampler:
             words = np.concatenate([words, known.words], 1)
             scores = np.concatenate([scores, known.logits / self._rule.temperature], 1)
             scores[words < 0] = -np.inf
-        bounds: Doubles
-        bounds, cut, log_sum = inverse * found.bounds, inverse * found.cut, found.log_sum
+        bounds: Doubles = inverse * found.bounds.astype(np.float64)
+        cut, log_sum = inverse * found.cut, found.log_sum
         if layer.rounding:
             slack = layer.rounding * np.abs(np.where(np.isfinite(cut), cut, 0.0))
             bounds, cut, log_sum = bounds + slack[:, None], cut + slack, log_sum + slack
         best = scores.max(1)
         shares = np.exp(_minus(scores, best[:, None]))
-        total = shares.sum(1)
+        total = np.maximum(shares.sum(1), _NOTHING)
         drawn_scores = self._scores(found.drawn_logits)
         kept = np.exp(np.minimum(_minus(drawn_scores, bounds), 0))
-        with np.errstate(divide="ignore", over="ignore"):
+        with np.errstate(invalid="ignore", over="ignore"):
             tail = np.exp(log_sum - best - np.log(total))
         return _Bounded(words, scores, best, shares, total, tail, cut, found.drawn, drawn_scores, kept)
 
@@ -207,53 +209,57 @@ class Sampler:
         """Draw for states of which all words that the first truncation keeps are found; return the others."""
         rule = self._rule
         for times in _LISTED:
-            if not len(rows) or limit * times > _LISTED_MOST:
+            if limit * times > _LISTED_MOST:
                 break
-            found = self._bounded(states[rows], known.of(rows), limit * times, np.empty((len(rows), 0)))
-            # Of equal scores the greater word is the first to stay.
-            order = np.lexsort((found.words, found.scores), axis=1)
-            words, rising = np.take_along_axis(found.words, order, 1), np.take_along_axis(found.scores, order, 1)
-            if rule.top_k is not None:
-                least = rising[:, -min(rule.top_k, rising.shape[1])]
-            else:
-                least = found.best + np.log(rule.min_p or 1.0)
-            whole = (least > found.cut) | np.isneginf(found.cut)
-            uniform = self._uniforms(len(rows))
-            shares = shares_of(rising[whole] * rule.temperature, rule)
-            drawn[rows[whole]] = drawn_of(words[whole], shares, uniform[whole])
-            rows = rows[~whole]
+            for some in _parts(rows, limit * times):
+                found = self._bounded(states[some], known.of(some), limit * times, np.empty((len(some), 0)))
+                # Of equal scores the greater word is the first to stay.
+                order = np.lexsort((found.words, found.scores), axis=1)
+                words, rising = np.take_along_axis(found.words, order, 1), np.take_along_axis(found.scores, order, 1)
+                if rule.top_k is not None:
+                    least = rising[:, -min(rule.top_k, rising.shape[1])]
+                else:
+                    least = found.best + np.log(rule.min_p or 1.0)
+                whole = (least > found.cut) | np.isneginf(found.cut)
+                uniform = self._uniforms(len(some))
+                shares = shares_of(rising[whole] * rule.temperature, rule)
+                drawn[some[whole]] = drawn_of(words[whole], shares, uniform[whole])
+            rows = rows[drawn[rows] < 0]
         return rows
 
     def _tried(self, states: Floats, known: Known, rows: Ints, drawn: Ints, pending: Ints) -> Ints:
         """Draw for states until the words are known to stay; return the others, whose words are pending or -1."""
         levels = np.zeros(len(states))
         for limit, draws in _STAGES:
-            if not len(rows):
-                break
-            found = self._bounded(states[rows], known.of(rows), limit, self._uniforms(len(rows), draws))
-            side, keeps = self._uniforms(2, len(rows), _TRIES)
-            share = 1 / (1 + found.tail)[:, None]  # of the head
-            of_head = side < share
-            taken = of_head | (keeps < found.kept[:, :_TRIES])
-            live = np.arange(len(rows))
-            while len(live):
-                at = taken[live].argmax(1)
-                new = pending[rows[live]] < 0
-                words, scores = self._tried_words(found, live, at, of_head, side / share)
-                names = rows[live]
-                pending[names] = np.where(new, np.where(taken[live, at], words, -1), pending[names])
-                levels[names] = np.where(new, scores, levels[names])
-                left = live[pending[names] >= 0]
-                verdict = self._verdicts(found, left, _Asked(pending[rows[left]], levels[rows[left]]))
-                stays, goes = left[verdict > 0], left[verdict < 0]
-                drawn[rows[stays]] = pending[rows[stays]]
-                pending[rows[goes]] = -1
-                # A word of the stage before is no try of this one.
-                tried = np.isin(goes, live[new])
-                taken[goes[tried], taken[goes[tried]].argmax(1)] = False
-                live = goes
+            for some in _parts(rows, limit + draws):
+                found = self._bounded(states[some], known.of(some), limit, self._uniforms(len(some), draws))
+                self._decided(found, some, levels, drawn, pending)
             rows = rows[drawn[rows] < 0]
         return rows
+
+    def _decided(self, found: _Bounded, rows: Ints, levels: Doubles, drawn: Ints, pending: Ints) -> None:
+        """Try words of each state until one stays or is open; it is drawn, or pending with its score in `levels`."""
+        side, keeps = self._uniforms(2, len(rows), _TRIES)
+        share = 1 / (1 + found.tail)[:, None]  # of the head
+        of_head = side < share
+        taken = of_head | (keeps < found.kept[:, :_TRIES])
+        live = np.arange(len(rows))
+        while len(live):
+            at = taken[live].argmax(1)
+            new = pending[rows[live]] < 0
+            words, scores = self._tried_words(found, live, at, of_head, side / share)
+            names = rows[live]
+            pending[names] = np.where(new, np.where(taken[live, at], words, -1), pending[names])
+            levels[names] = np.where(new, scores, levels[names])
+            left = live[pending[names] >= 0]
+            verdict = self._verdicts(found, left, _Asked(pending[rows[left]], levels[rows[left]]))
+            stays, goes = left[verdict > 0], left[verdict < 0]
+            drawn[rows[stays]] = pending[rows[stays]]
+            pending[rows[goes]] = -1
+            # A word of the stage before is no try of this one.
+            tried = np.isin(goes, live[new])
+            taken[goes[tried], taken[goes[tried]].argmax(1)] = False
+            live = goes
 
     @staticmethod
     def _tried_words(found: _Bounded, live: Ints, at: Ints, of_head: Bits, uniform: Doubles) -> tuple[Ints, Doubles]:
@@ -328,6 +334,12 @@ class Sampler:
             waits = pending[some]
             stays = (waits >= 0) & (shares[np.arange(len(some)), waits] > 0)
             drawn[some] = np.where(stays, waits, fresh)
+
+
+def _parts(rows: Ints, words: int) -> list[Ints]:
+    """Return states in parts that look at a bounded number of words, each at so many."""
+    step = max(1, _WORDS_AT_ONCE // words)
+    return [rows[start : start + step] for start in range(0, len(rows), step)]
 
 
 def _minus(left: Doubles, right: Doubles) -> Doubles:
