@@ -22,6 +22,7 @@ PUBLIC = [
     "memhier.ann.huggingface", "memhier.ann.sklearn", "memhier.codecs", "memhier.errors", "memhier.policies",
     "memhier.recsys", "memhier.recsys.replay", "memhier.recsys.replay.adapters.avalanche",
     "memhier.recsys.replay.adapters.mammoth", "memhier.recsys.replay.adapters.torchrl",
+    "memhier.recsys.replay.datasets",
 ]  # fmt: skip
 NOT_RUN = ("avalanche", "torchrl")  # adapters with an example as text: no extra brings the packages that it needs
 

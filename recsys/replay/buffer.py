@@ -75,7 +75,7 @@ class CarouselBuffer(Closing):
         A directory to make; `open` opens an existing one.
     memory
         Size of the memory tier: samples as an int, or bytes as text: ``"64MiB"``, which holds the samples and the state
-        of each slot. The index of storage (40 to 100 bytes for each stored sample) and buffers come on top;
+        of each slot. The index of storage (44 to 104 bytes for each stored sample) and buffers come on top;
         `memory_bytes` counts everything.
     storage
         Size of the storage tier: samples as an int, bytes as text, or None for no limit. The tier never exceeds a limit

@@ -22,7 +22,20 @@ _BLOCK = 256
 
 
 class MapDataset(Protocol):
-    """Items by number, 0 to len - 1; with a method ``__getitems__`` if it reads several at once."""
+    """Items by number, 0 to len - 1; with a method ``__getitems__`` if it reads several at once.
+
+    Examples
+    --------
+    >>> from memhier.recsys.replay.datasets import MixedDataset
+    >>> class Squares:
+    ...     def __len__(self):
+    ...         return 4
+    ...     def __getitem__(self, index):
+    ...         return index**2
+    >>> mixed = MixedDataset(["new"] * 4, Squares(), share=0.5)
+    >>> [mixed[index] for index in range(4)], sorted(mixed[index] for index in range(4, 8))
+    (['new', 'new', 'new', 'new'], [0, 1, 4, 9])
+    """
 
     def __len__(self) -> int: ...
 
@@ -176,6 +189,18 @@ def add_rows(buffer: CarouselBuffer, rows: Any, *, labels: str | None = None, ba
     ------
     ValueError, TypeError
         For a column that is missing or does not fit its field. Earlier batches stay in the buffer.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from memhier.recsys.replay import CarouselBuffer
+    >>> from memhier.recsys.replay.datasets import add_rows
+    >>> class Rows:  # as a Hugging Face data set has it
+    ...     def iter(self, batch_size):
+    ...         yield {"x": [1.0, 2.0], "y": ["a", "b"], "class": [3, 4]}
+    >>> with CarouselBuffer(tempfile.mkdtemp() + "/buffer", memory=4, schema={"x": "float32"}) as buffer:
+    ...     add_rows(buffer, Rows(), labels="class"), buffer.sample(2)["x"].sum().item()
+    (2, 3.0)
     """
     names = [*buffer.schema.fields, *([] if labels is None else [labels])]
     count = 0
@@ -205,6 +230,19 @@ def to_huggingface(stored: StoredSamples) -> Any:
     ------
     ImportError
         Without the package ``datasets``.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from memhier.recsys.replay import CarouselBuffer
+    >>> from memhier.recsys.replay.datasets import to_huggingface
+    >>> with CarouselBuffer(tempfile.mkdtemp() + "/buffer", memory=4, schema={"x": "int64"}) as buffer:
+    ...     _ = buffer.add({"x": np.arange(3)})
+    ...     _ = buffer.checkpoint()
+    ...     with buffer.dataset() as stored:
+    ...         to_huggingface(stored)["x"][:]
+    [0, 1, 2]
     """
     with extra_for("to_huggingface"):
         datasets = importlib.import_module("datasets")

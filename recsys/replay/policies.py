@@ -2,8 +2,8 @@
 
 A sample that leaves needs no I/O: storage has it. The sample that comes in for it is of the same class, or any sample
 if swaps do not keep classes. `RandomSwap` and `AgeSwap` choose slots without looking at their samples, so that memory
-stays a uniform subset of storage at all times; with `DeckSwap` it does while no sample is admitted; `GateSwap` and
-`LossSwap` keep hard samples, so that memory is not uniform.
+stays a uniform subset of storage at all times; with `DeckSwap` it does since new samples trade places in the deck;
+`GateSwap` and `LossSwap` keep hard samples, so that memory is not uniform.
 """
 
 import math
@@ -28,6 +28,8 @@ __all__ = [
 Ints = NDArray[np.int64]
 
 _HAND = 256  # positions that a deck deals at a time, at least
+_ATTEMPTS = 16
+_PEERS = 0x2545F4914F6CDD1D  # sets the draws of peers apart from the order of the deck
 
 
 class Ratio(Protocol):
@@ -229,6 +231,30 @@ class Pool:
         if position >= self._members.size or self._slots[position] >= 0:
             return False
         return self._members.group_at(position) == self.group
+
+    def includes(self, positions: Ints) -> NDArray[np.bool_]:
+        """Return which positions, that may be out of date, are of the group."""
+        found: NDArray[np.bool_] = positions < self._members.size
+        found[found] = self._members.groups_at(positions[found]) == self.group
+        return found
+
+    def ranks(self, positions: Ints) -> Ints:
+        """Return the places of positions of the group in `positions`."""
+        return self._members.ranks[positions].astype(np.int64)
+
+    def peer(self, position: int, key: int) -> int:
+        """Return one of the group that came before a position, or itself, in memory as it is or outside as it is.
+
+        All are equally likely; the choice depends on the key and the position alone.
+        """
+        count, inside = int(self._members.ranks[position]) + 1, bool(self._slots[position] >= 0)
+        for draw in (mixed(_ATTEMPTS * position + np.arange(_ATTEMPTS), key ^ _PEERS) >> np.uint64(11)).tolist():
+            there = int(self.positions[draw * count >> 53])
+            if (self._slots[there] >= 0) == inside:
+                return there
+        some = self.positions[:count]
+        some = some[(self._slots[some] >= 0) == inside]
+        return int(some[draw * len(some) >> 53])
 
     def draw(self, count: int, random: np.random.Generator) -> Ints:
         """Return `count` positions drawn at random, or all if there are fewer, in random order."""
@@ -481,7 +507,8 @@ class DeckSwap(RandomSwap):
     """Brings in every sample once, in shuffled order, before any a second time; victims are drawn at random.
 
     Every position has a random number that depends on the pass, and they come in by rising number. So the order needs
-    no memory: the deck holds only a hand of the next few. New samples may wait for the next pass.
+    no memory: the deck holds only a hand of the next few. A sample that comes trades its place in the order with one
+    drawn at random: it is as likely as any other to have had its turn. The deck notes such places until the pass ends.
 
     Parameters
     ----------
@@ -518,15 +545,39 @@ class DeckSwap(RandomSwap):
                 drawn.append(position)
         return np.array(drawn, np.int64)
 
+    def entered(self, pool: Pool, position: int, replaced: int) -> None:
+        """Give a position that has joined a group a place in its deck, as likely any as another.
+
+        Parameters
+        ----------
+        pool
+            Of the group.
+        position
+            The new one.
+        replaced
+            The position of the group whose slot of memory it took; -1 for none.
+        """
+        deck = self._decks.get(pool.group)
+        if deck is not None and deck.key is not None:
+            deck.trade(position, pool.peer(position, deck.key) if replaced < 0 else replaced)
+
     def renamed(self, position: int, old: int) -> None:
         for deck in self._decks.values():
             deck.hand = [position if held == old else held for held in deck.hand if held != position]
+            deck.places.pop(position, None)
+            deck.places.pop(old, None)
 
     def state(self) -> Any:
-        return [[group, deck.key, deck.dealt, deck.hand] for group, deck in self._decks.items()]
+        return [
+            [group, deck.key, deck.dealt, deck.hand, [[*place] for place in deck.places.items()]]
+            for group, deck in self._decks.items()
+        ]
 
     def restore(self, state: Any) -> None:
-        self._decks = {group: _Deck(key, dealt, list(hand)) for group, key, dealt, hand in state}
+        # Decks of version 2 have no places.
+        self._decks = {
+            group: _Deck(key, dealt, list(hand), dict(*places)) for group, key, dealt, hand, *places in state
+        }
 
 
 @dataclass(slots=True)
@@ -541,11 +592,23 @@ class _Deck:
         The random number up to which positions were dealt.
     hand
         Positions dealt, but not drawn yet, the next one last.
+    places
+        The numbers from which some positions have their random ones; others have their own.
     """
 
     key: int | None = None
     dealt: int = 0
     hand: list[int] = field(default_factory=list)
+    places: dict[int, int] = field(default_factory=dict)
+
+    def trade(self, position: int, other: int) -> None:
+        """Let a new position and another have each other's place."""
+        if position in self.hand:  # of its time in the group before
+            self.hand.remove(position)
+        self.places.pop(position, None)
+        if position != other:
+            self.places[position], self.places[other] = self.places.get(other, other), position
+            self.hand = [position if held == other else held for held in self.hand]
 
     def draw(self, pool: Pool, random: np.random.Generator) -> int:
         """Return the next position that is not in memory: one in memory was brought in already."""
@@ -559,16 +622,27 @@ class _Deck:
     def _deal(self, pool: Pool, random: np.random.Generator) -> None:
         if self.key is None:
             self.key, self.dealt = int(random.integers(2**62)), 0
-        numbers = mixed(pool.positions, self.key)
+        numbers = mixed(self._numbers(pool), self.key)
         waiting = np.flatnonzero(numbers > np.uint64(self.dealt))
         if len(waiting) == 0:
             self.key = None
+            self.places.clear()
             return
         count = min(len(waiting), max(_HAND, len(numbers) // 64))
         some = waiting[np.argpartition(numbers[waiting], count - 1)[:count]]
         some = some[np.argsort(numbers[some])]
         self.dealt = int(numbers[some[-1]])
         self.hand = pool.positions[some][::-1].tolist()
+
+    def _numbers(self, pool: Pool) -> Ints:
+        """Return the number of the place of each position of a group."""
+        if not self.places:
+            return pool.positions
+        numbers = pool.positions.copy()
+        positions, places = np.array([*self.places.items()], np.int64).T
+        there = pool.includes(positions)
+        numbers[pool.ranks(positions[there])] = places[there]
+        return numbers
 
 
 def gate_scores(logits: NDArray[Any], labels: Ints) -> NDArray[np.float64]:

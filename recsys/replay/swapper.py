@@ -16,7 +16,7 @@ from memhier.recsys.replay.ahead import BatchQueue
 from memhier.recsys.replay.batch import Batch
 from memhier.recsys.replay.placement.memory import Memory
 from memhier.recsys.replay.placement.placement import Decisions, Placement
-from memhier.recsys.replay.policies import GateSwap, Pool, Used, swaps
+from memhier.recsys.replay.policies import DeckSwap, GateSwap, Pool, Used, swaps
 from memhier.recsys.replay.schema import Columns
 from memhier.recsys.replay.settings import BufferSettings
 from memhier.recsys.replay.storage.index import SLOTS
@@ -93,6 +93,8 @@ class Swapper:
         self._placement = placement
         self._memory = memory
         self._ahead = ahead
+        if isinstance(settings.policy, DeckSwap):
+            placement.entered = self._entered
         self._thread: ThreadPoolExecutor | None = None
         self._spare: list[Columns] = []
         self._pid = os.getpid()
@@ -127,6 +129,12 @@ class Swapper:
         if self._thread is not None and self._pid == os.getpid():
             self._thread.shutdown(wait=True, cancel_futures=True)
         self.under_way.clear()
+
+    def _entered(self, position: int, replaced: int) -> None:
+        """Let the deck know of a position that has joined a group."""
+        assert isinstance(self._settings.policy, DeckSwap)
+        pool = Pool(self._placement, self._placement.members.group_at(position))
+        self._settings.policy.entered(pool, position, replaced)
 
     # Samples that are added, changed or held.
 

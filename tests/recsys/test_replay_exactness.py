@@ -146,8 +146,10 @@ def run(
         (lambda: AgeSwap(0.7), None, "everything", 1),
         (lambda: RandomSwap(0.7), 11, "ring", 0),
         (lambda: None, 11, "reservoir", 1),
+        (lambda: DeckSwap(0.7), None, "reservoir", 1),
+        (lambda: DeckSwap(1.0), 11, "reservoir", 2),
     ],
-    ids=["random", "random, little storage", "age", "ring", "no swaps"],
+    ids=["random", "random, little storage", "age", "ring", "no swaps", "deck", "deck, little storage"],
 )
 def test_every_sample_is_equally_likely_everywhere(
     policy: Callable[[], SwapPolicy | None], storage: int | None, admit: str, delay: int

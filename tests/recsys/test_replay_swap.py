@@ -1,9 +1,21 @@
 """Swap policies by their definitions: which samples leave first, and how many."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from memhier.recsys.replay import AgeSwap, FixedRatio, GateSwap, LossSwap, RandomSwap, SteeredRatio, Used
+from memhier.recsys.replay import (
+    AgeSwap,
+    CarouselBuffer,
+    DeckSwap,
+    FixedRatio,
+    GateSwap,
+    LossSwap,
+    RandomSwap,
+    SteeredRatio,
+    Used,
+)
 from memhier.recsys.replay.policies import gate_scores, swap_policy, swaps
 
 
@@ -72,3 +84,25 @@ def test_policies_by_name() -> None:
     own = RandomSwap(SteeredRatio(0.3))
     assert swap_policy(own) is own
     assert swap_policy(None) is None
+
+
+@pytest.mark.parametrize("admit", ["reservoir", "class_balanced"])
+def test_a_deck_goes_on_where_samples_came_while_it_dealt(tmp_path: Path, admit: str) -> None:
+    drawn: list[list[list[int]]] = []
+    for name in ("whole", "resumed"):
+        place, random = tmp_path / name, np.random.default_rng(8)
+        buffer = CarouselBuffer(place, memory=12, schema={"x": "int64"}, admit=admit, swap=DeckSwap(0.5), seed=5)
+        drawn.append([])
+        for step in range(40):
+            ids = np.arange(4 * step, 4 * step + 4)
+            buffer.add({"x": ids}, labels=random.integers(0, 3, 4))
+            batch = buffer.sample(6)
+            assert (batch["x"] == batch.ids).all()
+            buffer.feedback(batch)
+            drawn[-1].append(batch.ids.tolist())
+            if name == "resumed" and step % 13 == 7:
+                buffer.checkpoint()
+                buffer.close()
+                buffer = CarouselBuffer.open(place)
+        buffer.close()
+    assert drawn[0] == drawn[1]

@@ -140,7 +140,12 @@ class Reservoir:
         taken = targets[samples]
         if used < slots:
             taken = np.flatnonzero(placement.planned >= 0)[taken]
-        placement.put(decisions, (samples + filled).tolist(), taken.tolist())
+        last = filled
+        for sample, slot in zip((samples + filled).tolist(), taken.tolist(), strict=True):
+            placement.leave_outside(decisions, range(last, sample))
+            placement.put(decisions, (sample,), (slot,))
+            last = sample + 1
+        placement.leave_outside(decisions, range(last, count))
 
 
 class Ring(Reservoir):
@@ -282,6 +287,8 @@ class ClassBalanced:
             placement.put_in_vacant(decisions, (sample,))
         elif slot is not None:
             placement.put(decisions, (sample,), (slot,))
+        else:
+            placement.leave_outside(decisions, (sample,))
 
     def _slot(self, placement: Placement, label: int, size: int, uniforms: list[float]) -> int | None:
         """Return the slot of a sample that storage took besides the `size` samples that it has of the class."""

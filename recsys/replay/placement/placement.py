@@ -9,7 +9,7 @@ that have not arrived. The proof is in `memhier.recsys.replay.placement.admit`.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any
 
@@ -327,6 +327,9 @@ class Placement:
         Those of them that storage is a sample of: forgotten ones do not count.
     seen_of
         The same for each label.
+    entered
+        Told in turn of each position that joins a group, and of the position of the group whose slot it took, -1 for
+        none; None for nobody to tell.
     """
 
     def __init__(self, seed: int, slots: int, limit: int | None, by_class: bool) -> None:
@@ -335,6 +338,7 @@ class Placement:
         self.arrivals: int = 0
         self.seen: int = 0
         self.seen_of: dict[int, int] = {}
+        self.entered: Callable[[int, int], None] | None = None
         self._oldest = 0  # the position that a ring replaces next
         self._uniforms = Uniforms(seed, Purpose.ADMIT)
         self._slot_of: NDArray[np.int32] = np.full(self.members.capacity, -1, np.int32)
@@ -469,6 +473,8 @@ class Placement:
         if old != new and planned >= 0:
             self._count(old, planned, -1)
             self._count(new, planned, 1)
+        if old != new and self.entered is not None:
+            self.entered(position, -1)
         decisions.positions[sample] = position
         self._show_replaced(decisions, sample, position, planned)
 
@@ -507,12 +513,21 @@ class Placement:
     def put(self, decisions: Decisions, samples: Iterable[int], slots: Iterable[int]) -> None:
         """Let samples that storage holds take slots at once, one after the other."""
         for sample, slot in zip(samples, slots, strict=True):
-            position = int(decisions.positions[sample])
+            position, old = int(decisions.positions[sample]), int(self.planned[slot])
             if self.refreshed[slot]:
                 decisions.leaving[int(self.visible[slot])] = slot
             self.plan(slot, position)
+            if self.entered is not None:
+                peers = old >= 0 and self.members.group_at(old) == self.members.group_at(position)
+                self.entered(position, old if peers else -1)
             self.show(np.array([slot]), np.array([position]))
             decisions.writes[slot] = sample
+
+    def leave_outside(self, decisions: Decisions, samples: Iterable[int]) -> None:
+        """Let samples that storage holds be in no slot."""
+        if self.entered is not None:
+            for sample in samples:
+                self.entered(int(decisions.positions[sample]), -1)
 
     def put_in_vacant(self, decisions: Decisions, samples: Iterable[int]) -> None:
         """Let samples take vacant slots; there must be enough."""

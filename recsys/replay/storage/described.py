@@ -53,7 +53,8 @@ _CHECK = record({
     "under_way": sequence(row(_COUNT, sequence(_COUNT), sequence(_COUNT))),
     "count": _COUNT,
 }, {"way_back": boolean})  # fmt: skip
-_DECK = sequence(row(integer(-1, 2**31 - 1), optional(integer(0, 2**62)), integer(0, 2**64 - 1), sequence(_COUNT)))
+_DECK = (integer(-1, 2**31 - 1), optional(integer(0, 2**62)), integer(0, 2**64 - 1), sequence(_COUNT))
+_DECKS = {2: sequence(row(*_DECK)), VERSION: sequence(row(*_DECK, sequence(row(_COUNT, _COUNT))))}
 
 
 def decode_meta(store: Store, raw: bytes) -> dict[str, Any]:
@@ -70,7 +71,7 @@ def decode_meta(store: Store, raw: bytes) -> dict[str, Any]:
         raise FormatError(f"{store.path}: holds a replay buffer of version {version}, expected 2 or {VERSION}")
     meta: dict[str, Any] = decode_json(raw, where, _CHECK)
     if _has_decks(meta):
-        decode_json(raw, where, record({"policy": _DECK}))
+        decode_json(raw, where, record({"policy": _DECKS[version]}))
     size, slots = meta["size"], meta["slots"]
     if committed_keys(store, "samples") != size:
         raise CorruptionError(f"{where}: tells of {size} samples, but the log holds {committed_keys(store, 'samples')}")
