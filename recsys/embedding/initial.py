@@ -133,19 +133,21 @@ class FirstRows:
     ----------
     specs
         The tables, whole.
-    optimizer, seed
+    rules
+        The optimizer of each.
+    seed
         As the tables were given.
     rank, ranks
         A store that holds every `ranks`-th key from `rank` on numbers them 0, 1, 2 ...
     """
 
     def __init__(
-        self, specs: Sequence[TableSpec], optimizer: SparseOptimizer, seed: int, rank: int = 0, ranks: int = 1
+        self, specs: Sequence[TableSpec], rules: Sequence[SparseOptimizer], seed: int, rank: int = 0, ranks: int = 1
     ) -> None:
         self._specs = specs
         self._bases = np.cumsum([0, *(spec.rows for spec in specs)])
-        self._widths = [spec.dim + optimizer.state_width(spec.dim) for spec in specs]
-        self._first_state = optimizer.first_state()
+        self._widths = [spec.dim + rule.state_width(spec.dim) for spec, rule in zip(specs, rules, strict=True)]
+        self._first_states = [rule.first_state() for rule in rules]
         self._seed = seed
         self._rank, self._ranks = rank, ranks
 
@@ -157,7 +159,7 @@ class FirstRows:
         for table in np.unique(tables).tolist():
             spec, mine = self._specs[table], tables == table
             ids = keys[mine] - self._bases[table]
-            made = np.full((len(ids), rows.shape[1]), self._first_state, np.float32)
+            made = np.full((len(ids), rows.shape[1]), self._first_states[table], np.float32)
             made[:, : spec.dim] = spec.initial.weights(self._seed, table, ids, spec.dim, spec.rows)
             made[:, self._widths[table] :] = 0
             rows[mine] = made

@@ -7,7 +7,7 @@ after the other. `lookahead` exchanges the ids of a batch, and reads the rows th
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -105,6 +105,8 @@ class ShardedEmbeddingBagCollection(TableModule):
         **options: Any,
     ) -> None:
         parser, now = FeatureParser(tables), Collectives(group)
+        if isinstance(optimizer, Mapping):
+            raise TypeError("optimizer: expected one for all tables, as tables over ranks have; got one by table")
         table_options = TableOptions(optimizer=optimizer, dram=dram, path=path, update=update, **options)
         groups = now, now.like(), now.like()
         Path(path).mkdir(parents=True, exist_ok=True)
