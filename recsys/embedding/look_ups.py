@@ -373,8 +373,9 @@ class FusedOptimizer(torch.optim.Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refuse further groups: no other parameters are trained here."""
         if len(self.param_groups) == self._room:
+            there = "one" if self._room == 1 else str(self._room)
             raise ValueError(
-                f"param_group: the optimizer of tables has {self._room}; give other parameters their own optimizer"
+                f"param_group: the optimizer of tables has {there}; give other parameters their own optimizer"
             )
         super().add_param_group(param_group)
 

@@ -186,7 +186,7 @@ def test_unfit_optimizers_are_refused(tmp_path: Path) -> None:
         mine.checkpoint()
     other_rate = {name: rule for name, (rule, _) in RULES["kinds"].items()} | {"item": Adagrad(lr=0.2, lr_decay=0.1)}
     for given, error, message in (
-        ("rates", FormatError, "state="),
+        ("rates", FormatError, "optimizer="),
         (SGD(lr=0.1), FormatError, "there, expected"),
         (other_rate, ValueError, "began with lr=0.1"),
     ):
