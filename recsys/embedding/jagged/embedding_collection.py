@@ -11,10 +11,10 @@ from torch import Tensor
 from memhier.policies import Policy
 from memhier.recsys.embedding.collection import ASKED, FeatureParser
 from memhier.recsys.embedding.initial import Initial, Uniform
+from memhier.recsys.embedding.jagged.sequences import Jagged, rows_of_sequences
 from memhier.recsys.embedding.look_ups import LookUps
 from memhier.recsys.embedding.module import TableModule
 from memhier.recsys.embedding.pooling import Bags
-from memhier.recsys.embedding.sequences import Jagged, rows_of_sequences
 from memhier.recsys.embedding.table_rules import Optimizers
 from memhier.recsys.embedding.tables import TableOptions, Tables, Update
 from memhier.recsys.embedding.torch_internals import not_compiled
