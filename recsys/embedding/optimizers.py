@@ -246,7 +246,7 @@ class Adam:
     >>> import torch
     >>> from memhier.recsys import Adam, EmbeddingBag
     >>> with EmbeddingBag(10, 4, optimizer=Adam(lr=0.1), dram="32MiB", path=tempfile.mkdtemp()) as bag:
-    ...     bag.optimizer.param_groups[{number}]["lr"] = 0.05  # from this step on
+    ...     bag.optimizer.param_groups[0]["lr"] = 0.05  # from this step on
     ...     bag(torch.tensor([[7]])).sum().backward()
     ...     bag.optimizer_state([7]).shape
     torch.Size([1, 8])
