@@ -64,7 +64,7 @@ class CommittedRows:
         self._row_bytes = row_bytes
         self._per_page = rows_per_page(row_bytes)
         self._reader = reader
-        self._index = LogIndex(max(1, record.live), row_bytes, key_space)
+        self._index = LogIndex(max(1, record.live), row_bytes, key_space, expected=record.live)
         self._table = PartTable()
         self.following: int = record.following
         when_gone(self, partial(_let_go, reader, self._table))

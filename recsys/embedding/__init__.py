@@ -3,7 +3,6 @@
 from memhier.recsys.embedding.bag import EmbeddingBag
 from memhier.recsys.embedding.collection import EmbeddingBagCollection, EmbeddingBagConfig, Pooled
 from memhier.recsys.embedding.embedding import Embedding
-from memhier.recsys.embedding.embedding_collection import EmbeddingCollection, EmbeddingConfig
 from memhier.recsys.embedding.export import (
     export_npy,
     export_parquet,
@@ -13,6 +12,8 @@ from memhier.recsys.embedding.export import (
     vector_blocks,
 )
 from memhier.recsys.embedding.initial import Normal, Uniform, initial_weights
+from memhier.recsys.embedding.jagged.embedding_collection import EmbeddingCollection, EmbeddingConfig
+from memhier.recsys.embedding.jagged.sequences import Jagged
 from memhier.recsys.embedding.optimizers import SGD, Adagrad, Adam, RowWiseAdagrad, RowWiseAdam
 from memhier.recsys.embedding.reading.forecast import forecast, save_trace
 from memhier.recsys.embedding.reading.lookahead import Lookahead, lookahead
@@ -27,7 +28,6 @@ from memhier.recsys.embedding.reading.readers import (
     read_movielens,
 )
 from memhier.recsys.embedding.reading.shared_loader import SharedLoader, split_samples
-from memhier.recsys.embedding.sequences import Jagged
 from memhier.recsys.embedding.serving.quantised_table import QuantisedTable
 from memhier.recsys.embedding.serving.table_reader import TableReader
 from memhier.recsys.embedding.sharding.sharded import ShardedEmbeddingBagCollection

@@ -15,8 +15,8 @@ from memhier.recsys.embedding.bag import as_bags
 from memhier.recsys.embedding.initial import Initial, TableSpec, Uniform
 from memhier.recsys.embedding.module import TableModule
 from memhier.recsys.embedding.one_table import ROWS_MAX
-from memhier.recsys.embedding.optimizers import SparseOptimizer
 from memhier.recsys.embedding.pooling import MODES, Bags
+from memhier.recsys.embedding.table_rules import Optimizers
 from memhier.recsys.embedding.tables import Ints, TableOptions, Tables, Update, check_ids
 from memhier.recsys.embedding.torch_internals import not_compiled
 from memhier.recsys.embedding.torchrec_types import (
@@ -125,7 +125,10 @@ class EmbeddingBagCollection(TableModule):
     is_weighted
         As in TorchRec: True asks for weights of the ids in a batch, False leaves them out. None takes them where a
         batch has them.
-    optimizer, dram, path, seed, resume, update, policy, codec, touched, step_rows
+    optimizer
+        For all tables; or a dict with an optimizer for each, by name. Tables with different ones train a little slower
+        than tables with one kind, whose numbers may differ. ``module.optimizer.param_groups`` has a group for each.
+    dram, path, seed, resume, update, policy, codec, touched, step_rows
         As in :class:`EmbeddingBag`, for all tables together.
 
     Raises
@@ -153,7 +156,7 @@ class EmbeddingBagCollection(TableModule):
         tables: Sequence[Any],
         *,
         is_weighted: bool | None = None,
-        optimizer: SparseOptimizer | None = None,
+        optimizer: Optimizers | None = None,
         dram: int | str,
         path: str | os.PathLike[str],
         seed: int = 0,

@@ -161,19 +161,21 @@ class FirstRows:
     ----------
     specs
         The tables, whole.
-    optimizer, seed
+    rules
+        The optimizer of each.
+    seed
         As the tables were given.
     rank, ranks
         A store that holds every `ranks`-th key from `rank` on numbers them 0, 1, 2 ...
     """
 
     def __init__(
-        self, specs: Sequence[TableSpec], optimizer: SparseOptimizer, seed: int, rank: int = 0, ranks: int = 1
+        self, specs: Sequence[TableSpec], rules: Sequence[SparseOptimizer], seed: int, rank: int = 0, ranks: int = 1
     ) -> None:
         self._specs = specs
         self._bases = np.cumsum([0, *(spec.rows for spec in specs)])
-        self._widths = [spec.dim + optimizer.state_width(spec.dim) for spec in specs]
-        self._first_state = optimizer.first_state()
+        self._widths = [spec.dim + rule.state_width(spec.dim) for spec, rule in zip(specs, rules, strict=True)]
+        self._first_states = [rule.first_state() for rule in rules]
         self._seed = seed
         self._rank, self._ranks = rank, ranks
 
@@ -191,7 +193,7 @@ class FirstRows:
     def of_ids(self, table: int, ids: NDArray[np.int64], made: bool = True) -> NDArray[np.float32]:
         """Return rows of ids of one table, float32 [n, width of the widest]; their weights are zeros unless `made`."""
         spec = self._specs[table]
-        rows = np.full((len(ids), max(self._widths)), self._first_state, np.float32)
+        rows = np.full((len(ids), max(self._widths)), self._first_states[table], np.float32)
         rows[:, : spec.dim] = spec.initial.weights(self._seed, table, ids, spec.dim, spec.capacity) if made else 0
         rows[:, self._widths[table] :] = 0
         return rows

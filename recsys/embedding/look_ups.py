@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from memhier.recsys.embedding.anchor import Anchor, refuse_scaled_losses
-from memhier.recsys.embedding.optimizers import adds_in_turn, check_group
+from memhier.recsys.embedding.optimizers import adds_in_turn
 from memhier.recsys.embedding.pooling import Sparse, StepGradient, apply_gradient, apply_sparse
 from memhier.recsys.embedding.tables import Ints, StepRows, Tables
 from memhier.recsys.embedding.torch_internals import (
@@ -270,18 +270,18 @@ class LookUps:
     @shielded
     @torch.no_grad()
     def _apply_pending(self) -> None:
-        group = self.optimizer.param_groups[0]
+        groups = self.optimizer.param_groups
         pending, self._pending = self._pending, []
         applied = False
         try:
             first = pending[0].gradient
             if len(pending) == 1 and isinstance(first, StepGradient):
-                apply_gradient(self.tables, first, group)
+                apply_gradient(self.tables, first, groups)
             else:
-                check_group(self.tables.optimizer, group)
+                self.tables.rules.check(groups)
                 late: list[int] | None = None
                 for rows, gradients in _in_parts(self.tables, *_merged(self.tables, pending)):
-                    apply_sparse(self.tables, rows, gradients, group, late)
+                    apply_sparse(self.tables, rows, gradients, groups, late)
                     late = list(self.tables.record.steps)
                     rows.release()
             applied = True
@@ -356,15 +356,21 @@ class LookUps:
 class FusedOptimizer(torch.optim.Optimizer):
     """Holds the hyperparameters of the tables, for learning-rate schedules, and applies gradients on demand.
 
-    Its one parameter group has the optimizer's fields by name; an update uses their values of that moment. State lies
-    with the rows, so `state_dict` holds the hyperparameters alone.
+    Its one parameter group has the optimizer's fields by name; an update uses their values of that moment. Where each
+    table has its own optimizer, there is a group for each, in the order of tables, with its ``name``. State lies with
+    the rows, so `state_dict` holds the hyperparameters alone.
     """
 
     steps_rows = True
 
     def __init__(self, look_ups: LookUps) -> None:
         self._look_ups = look_ups
-        super().__init__([look_ups.anchor], dict(vars(look_ups.tables.optimizer)))
+        rules = look_ups.tables.rules
+        first, *others = rules.groups()
+        self._room = 1 + len(others)
+        # One parameter stands for the rows of all tables. Schedules look at the defaults of an optimizer for all.
+        groups = [{"params": [look_ups.anchor], **first}, *({"params": [], **group} for group in others)]
+        super().__init__(groups, {} if rules.by_name else first)
 
     def step(self, closure: Any = None) -> Any:
         """Apply the gradients of all backward passes since the last step, with ``update="step"``.
@@ -387,9 +393,12 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._look_ups.zero()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refuse a second group: all rows have the same hyperparameters."""
-        if self.param_groups:
-            raise ValueError("param_group: the optimizer of tables has one; give other parameters their own optimizer")
+        """Refuse further groups: no other parameters are trained here."""
+        if len(self.param_groups) == self._room:
+            there = "one" if self._room == 1 else str(self._room)
+            raise ValueError(
+                f"param_group: the optimizer of tables has {there}; give other parameters their own optimizer"
+            )
         super().add_param_group(param_group)
 
     def load_state_dict(self, state_dict: Any) -> None:
@@ -441,9 +450,11 @@ def _in_parts(tables: Tables, rows: StepRows, gradients: Sparse) -> list[tuple[S
     if len(rows.keys) <= most:
         found = [(rows, gradients)]
     else:
-        if not adds_in_turn(tables.optimizer):
-            # The order of the sums must not depend on the parts.
-            gradients = [(table, gradient.coalesce()) for table, gradient in gradients]
+        # The order of the sums must not depend on the parts.
+        gradients = [
+            (table, gradient if adds_in_turn(tables.rules.of[table]) else gradient.coalesce())
+            for table, gradient in gradients
+        ]
         found = [_part(rows, gradients, begin, most) for begin in range(0, len(rows.keys), most)]
     for part, _ in found:
         if part.loan is None:

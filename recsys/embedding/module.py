@@ -217,9 +217,14 @@ class TableModule(Closing, nn.Module):
         self.look_ups.settle()
         if self.look_ups.waiting:
             raise RuntimeError(f"{self.look_ups.waiting} backward passes wait for optimizer.step(): take it first")
-        group = {name: value for name, value in self.optimizer.param_groups[0].items() if name != "params"}
-        check_group(self.tables.optimizer, group)
-        return {EXTRA: as_json({"hyperparameters": group, "begun_with": self._begun_with, "extra": dict(extra or {})})}
+        rules, groups = self.tables.rules, self.optimizer.param_groups
+        rules.check(groups)
+        values = {
+            "hyperparameters": rules.described(groups),
+            "begun_with": self._begun_with,
+            "extra": dict(extra or {}),
+        }
+        return {EXTRA: as_json(values)}
 
     @property
     def extra(self) -> dict[str, Any]:
@@ -326,24 +331,33 @@ class TableModule(Closing, nn.Module):
 
     def _restore_hyperparameters(self) -> dict[str, Any]:
         """Set the hyperparameters of the checkpoint, if there is one; return those that the training began with."""
-        optimizer, path = self.tables.optimizer, self.tables.path
-        given: dict[str, Any] = restored_hyperparameters(json.loads(as_json(vars(optimizer))), vars(optimizer), path)
+        rules, groups, path = self.tables.rules, self.optimizer.param_groups, self.tables.path
+        given = [vars(rules.of[number]) for number in range(len(groups))]
+        plain = [restored_hyperparameters(json.loads(as_json(each)), each, path) for each in given]
         values = self.tables.extra()
         if not values:
-            return given
-        saved = restored_hyperparameters(values["hyperparameters"], given, path)
-        begun = restored_hyperparameters(values["begun_with"], given, path)
+            return rules.described(plain)
+        saved, begun = rules.parted(values["hyperparameters"]), rules.parted(values["begun_with"])
+        return rules.described(
+            [self._restore_group(number, *each) for number, each in enumerate(zip(plain, saved, begun, strict=True))]
+        )
+
+    def _restore_group(self, number: int, given: dict[str, Any], saved: Any, begun: Any) -> dict[str, Any]:
+        """Set a group of hyperparameters; return those that it began with."""
+        rule, path = self.tables.rules.of[number], self.tables.path
+        saved = restored_hyperparameters(saved, given, path)
+        first = restored_hyperparameters(begun, given, path)
         try:
-            type(optimizer)(**begun)
-            check_group(optimizer, saved)
+            type(rule)(**first)
+            check_group(rule, saved, number)
         except (TypeError, ValueError) as error:
             raise CorruptionError(f"{path}: value {EXTRA!r}: {error}") from error
-        if self.tables.options.optimizer is not None and begun != given:
-            name = next(name for name, value in given.items() if begun[name] != value)
+        if self.tables.options.optimizer is not None and first != given:
+            name = next(name for name, value in given.items() if first[name] != value)
             raise ValueError(
                 f"optimizer: {name}={given[name]!r} beside resume=True, but the training began with {name}="
-                f"{begun[name]!r} and is at {saved[name]!r}: pass {begun[name]!r}; then set "
-                f"module.optimizer.param_groups[0][{name!r}] if it is to change from here on"
+                f"{first[name]!r} and is at {saved[name]!r}: pass {first[name]!r}; then set "
+                f"module.optimizer.param_groups[{number}][{name!r}] if it is to change from here on"
             )
-        self.optimizer.param_groups[0].update(saved)
-        return begun
+        self.optimizer.param_groups[number].update(saved)
+        return first

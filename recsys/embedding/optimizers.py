@@ -18,12 +18,13 @@ __all__ = [
     "SGD",
     "Adagrad",
     "Adam",
+    "Group",
+    "Kernel",
     "RowWiseAdagrad",
     "RowWiseAdam",
     "SparseOptimizer",
     "adds_in_turn",
     "check_group",
-    "compiled_rules",
 ]
 
 Group = dict[str, Any]
@@ -333,35 +334,24 @@ _ABSENT = {"momentum": 0, "dampening": 0, "weight_decay": 0, "lr_decay": 0, "nes
            "maximize": False}  # fmt: skip
 
 
-def check_group(optimizer: SparseOptimizer, group: Group) -> None:
-    """Raise ValueError for present hyperparameters that an optimizer does not have or cannot take."""
+def check_group(optimizer: SparseOptimizer, group: Group, number: int = 0) -> None:
+    """Raise ValueError for present hyperparameters that an optimizer does not have or cannot take.
+
+    `number` is that of the group, for messages.
+    """
     known, name = vars(optimizer), type(optimizer).__name__
     for key, absent in _ABSENT.items():
         if key not in known and group.get(key, absent) != absent:
-            raise ValueError(f"param_groups[0][{key!r}]={group[key]!r}: {name} of tables has none; set it back")
+            raise ValueError(f"param_groups[{number}][{key!r}]={group[key]!r}: {name} of tables has none; set it back")
     for beta in group.get("betas", ()):
-        _check("param_groups[0]['betas']", beta, 0, 1)
-    _check("param_groups[0]['lr_decay']", group.get("lr_decay", 0))
+        _check(f"param_groups[{number}]['betas']", beta, 0, 1)
+    _check(f"param_groups[{number}]['lr_decay']", group.get("lr_decay", 0))
     if isinstance(optimizer, SGD) and bool(group["momentum"]) != bool(optimizer.momentum):
         raise ValueError(
-            f"param_groups[0]['momentum']={group['momentum']!r}: the tables were opened with SGD(momentum="
+            f"param_groups[{number}]['momentum']={group['momentum']!r}: the tables were opened with SGD(momentum="
             f"{optimizer.momentum!r}), which says whether rows have the room for it; open them with SGD(momentum="
             f"{group['momentum']!r}) if you want it, or cycle_momentum=False in the schedule"
         )
-
-
-def compiled_rules(optimizer: SparseOptimizer, group: Group, counts: list[int]) -> list[Kernel] | None:
-    """Return the compiled rule of each table, updated `counts` times so far; None if the core has none.
-
-    Raises
-    ------
-    ValueError
-        For hyperparameters that the optimizer does not take; see :func:`check_group`.
-    """
-    check_group(optimizer, group)
-    rules = [optimizer.kernel(group, count + 1) for count in counts]
-    known = [rule for rule in rules if rule is not None]
-    return known if len(known) == len(rules) else None
 
 
 def _adam_numbers(group: Group, step: int) -> tuple[float, float, float, float]:

@@ -5,7 +5,7 @@ of the step's rows, for everything else. Other rows of a table change no bit, as
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from memhier import backend
-from memhier.recsys.embedding.optimizers import Group, compiled_rules
+from memhier.recsys.embedding.optimizers import Group
 from memhier.recsys.embedding.tables import Floats, Ints, StepRows, Tables
 from memhier.recsys.embedding.torch_internals import (
     embedding_bag,
@@ -346,12 +346,12 @@ def check_first_pass(step: Any, gradient: Tensor) -> None:
         )
 
 
-def apply_gradient(tables: Tables, step: StepGradient, group: Group) -> None:
+def apply_gradient(tables: Tables, step: StepGradient, groups: Sequence[Group]) -> None:
     """Update the rows of a step in place, by the compiled steps if they know the optimizer."""
     layout, rows, counts = step.layout, step.rows, tables.record.steps
-    rules = compiled_rules(tables.optimizer, group, counts)
+    rules = tables.rules.kernels(groups, counts)
     if layout is None or rules is None:
-        apply_sparse(tables, rows, step.sparse(), group)
+        apply_sparse(tables, rows, step.sparse(), groups)
         return
     assert step.dense is not None
     assert backend.core is not None
@@ -393,7 +393,7 @@ def _in_place(gradient: Tensor) -> tuple[Floats, int]:
 
 
 def apply_sparse(
-    tables: Tables, rows: StepRows, gradients: Sparse, group: Group, late: list[int] | None = None
+    tables: Tables, rows: StepRows, gradients: Sparse, groups: Sequence[Group], late: list[int] | None = None
 ) -> None:
     """Update the rows of a step in place, by torch's operators.
 
@@ -409,6 +409,6 @@ def apply_sparse(
             dim, width = tables.specs[table].dim, tables.widths[table]
             held = torch.from_numpy(np.take(slab, mine, axis=0, mode="clip"))
             weights, state = held[:, :dim].contiguous(), held[:, dim:width].contiguous()
-            tables.optimizer.update(weights, state, gradient, group, step)
+            tables.rules.of[table].update(weights, state, gradient, tables.rules.group(groups, table), step)
             held[:, :dim], held[:, dim:width] = weights, state
             slab[mine] = held.numpy()

@@ -9,7 +9,7 @@ from typing import Any
 from memhier.errors import CorruptionError, FormatError
 from memhier.fields import decode_json, integer, mapping, record, sequence
 from memhier.recsys.embedding.initial import TableSpec
-from memhier.recsys.embedding.optimizers import SparseOptimizer
+from memhier.recsys.embedding.table_rules import TableRules
 from memhier.store.store import Store
 
 __all__ = [
@@ -53,7 +53,7 @@ class TableRecord:
 
     @classmethod
     def read(
-        cls, store: Store, specs: Sequence[TableSpec], optimizer: SparseOptimizer, seed: int, resume: bool
+        cls, store: Store, specs: Sequence[TableSpec], rules: TableRules, seed: int, resume: bool
     ) -> "TableRecord":
         """Return the record of a store's last checkpoint, or a new one if there is none.
 
@@ -66,14 +66,17 @@ class TableRecord:
         FormatError
             When it belongs to other tables.
         """
-        state = [optimizer.state_width(spec.dim) for spec in specs]
+        state = [rule.state_width(spec.dim) for spec, rule in zip(specs, rules.of, strict=True)]
         tables = [
             {"name": spec.name, "rows": spec.rows, "dim": spec.dim, "initial": _described(spec.initial)}
             | ({} if spec.id_space is None else {"id_space": "hash64", "sketch": spec.id_space.cells(spec.capacity)})
             for spec in specs
         ]
-        made = {"tables": tables, "seed": seed, "optimizer": type(optimizer).__name__, "state": state}
-        made["first_state"] = optimizer.first_state()
+        names, firsts = [type(rule).__name__ for rule in rules.of], [rule.first_state() for rule in rules.of]
+        made: dict[str, Any] = {"tables": tables, "seed": seed, "optimizer": names, "state": state}
+        made["first_state"] = firsts
+        if not rules.by_name:
+            made |= {"optimizer": names[0], "first_state": firsts[0]}
         found = store.get(KEY)
         if (found is None) != (store.get(EXTRA) is None):
             beside, missing = (EXTRA, KEY) if found is None else (KEY, EXTRA)
@@ -120,8 +123,10 @@ def decoded_extra(store: Store, found: bytes | None) -> dict[str, Any]:
     return {} if found is None else decode_json(found, where, _EXTRA_CHECK)
 
 
-def restored_hyperparameters(stored: dict[str, Any], known: dict[str, Any], path: object) -> dict[str, Any]:
+def restored_hyperparameters(stored: Any, known: dict[str, Any], path: object) -> dict[str, Any]:
     """Return stored hyperparameters as an optimizer takes them; those in `known` must have the same types."""
+    if not isinstance(stored, dict):
+        raise CorruptionError(f"{path}: value {EXTRA!r}: hyperparameters {stored!r}, expected those of an optimizer")
     restored = {name: tuple(value) if isinstance(value, list) else value for name, value in stored.items()}
     for name, kind in known.items():
         value = restored.get(name)

@@ -23,8 +23,9 @@ from memhier.errors import BudgetError, ClosedError, CorruptionError, FormatErro
 from memhier.log.parts import LogRecord
 from memhier.policies import Belady, Policy
 from memhier.recsys.embedding.initial import FirstRows, TableSpec
-from memhier.recsys.embedding.optimizers import SGD, SparseOptimizer
+from memhier.recsys.embedding.optimizers import SGD
 from memhier.recsys.embedding.records import EXTRA, IDS, TableRecord, decoded_extra, nothing_there
+from memhier.recsys.embedding.table_rules import Optimizers, TableRules, rules_in
 from memhier.recsys.embedding.vocabulary.vocabularies import Added, Vocabularies
 from memhier.shield import shielded_init
 from memhier.store.store import Store, Transfer
@@ -54,7 +55,7 @@ _ROWS_MAX = 2**31 - 1
 class TableOptions:
     """The options of all modules of tables; see :class:`memhier.recsys.EmbeddingBag`."""
 
-    optimizer: SparseOptimizer | None = None
+    optimizer: Optimizers | None = None
     dram: int | str
     path: str | os.PathLike[str]
     seed: int = 0
@@ -73,21 +74,17 @@ class TableOptions:
                 check_int(name, value, 1, _ROWS_MAX, "rows")
         if self.update not in get_args(Update):
             raise ValueError(f"update={self.update!r}: expected 'backward' or 'step'")
-        if self.codec != "none" and self.rule.state_width(1):
+        rounded = [rule for rule in rules_in(self.optimizer) if rule.state_width(1)]
+        if self.codec != "none" and rounded:
             raise ValueError(
-                f"codec={self.codec!r}: it would round the state of {type(self.rule).__name__} as well, where a little "
-                'made nothing moves a weight far; use codec="none", or SGD without momentum, which has no state'
+                f"codec={self.codec!r}: it would round the state of {type(rounded[0]).__name__} as well, where a "
+                'little made nothing moves a weight far; use codec="none", or SGD without momentum, which has no state'
             )
         if self.codec == "int8":
             raise ValueError(
                 'codec="int8": it would lose the change of a step in a row that leaves, and cannot hold a row with a '
                 'NaN; use "int8ef", which keeps the errors, or "fp16"'
             )
-
-    @property
-    def rule(self) -> SparseOptimizer:
-        """The optimizer, plain descent by default."""
-        return SGD() if self.optimizer is None else self.optimizer
 
 
 def check_ids(spec: TableSpec, ids: Ints, name: str = "input") -> None:
@@ -269,24 +266,26 @@ class Tables:
     ) -> None:
         self.specs: tuple[TableSpec, ...] = tuple(specs)
         self.options = options
-        self.optimizer: SparseOptimizer
-        self.optimizer = optimizer = options.rule
+        self.rules: TableRules
+        self.rules = rules = TableRules(options.optimizer, [spec.name for spec in self.specs])
         self.seed: int = int(options.seed)
-        self.widths: list[int] = [spec.dim + optimizer.state_width(spec.dim) for spec in self.specs]
+        self.widths: list[int] = [
+            spec.dim + rule.state_width(spec.dim) for spec, rule in zip(self.specs, rules.of, strict=True)
+        ]
         # Plain descent applies gradients one by one, in the order of ids.
-        self._adds_up = not isinstance(optimizer, SGD)
+        self._adds_up = not all(isinstance(rule, SGD) for rule in rules.of)
         self.bases: NDArray[Any] = np.cumsum([0, *(spec.rows for spec in self.specs)])
         total = int(self.bases[-1])
         self.path: str = os.fspath(options.path)
         self._asked = asked
-        made = FirstRows(self.specs, optimizer, self.seed)
+        made = FirstRows(self.specs, rules.of, self.seed)
         self._first_rows, self._first_rows_of_ids = first_rows or made, made.of_ids
         self._pid = os.getpid()
         self.vocabularies: Vocabularies | None = None
         side = Vocabularies.side_log(self.specs)
         store = _open(self.path, options.resume)
         try:
-            self.record: TableRecord = TableRecord.read(store, self.specs, optimizer, self.seed, options.resume)
+            self.record: TableRecord = TableRecord.read(store, self.specs, rules, self.seed, options.resume)
             stored = rows_in(store)
             self.touched: int = self._room(total, stored) if options.touched is None else int(options.touched)
             self._check_touched(stored)

@@ -203,7 +203,7 @@ def test_another_process_reads_beside_the_trainer(tmp_path: Path) -> None:
 
 
 def test_the_budget_holds_where_tables_grow(tmp_path: Path) -> None:
-    with EmbeddingBag(10**7, 8, path=tmp_path, dram="64MiB", touched=10**6, mode="sum") as bag:
+    with EmbeddingBag(10**7, 8, path=tmp_path, dram="96MiB", touched=10**6, mode="sum") as bag:
         bag(torch.arange(100)[:, None]).sum().backward()
         bag.checkpoint()
         with pytest.raises(BudgetError, match="would be enough") as refused:

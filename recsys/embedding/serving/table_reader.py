@@ -16,8 +16,8 @@ from memhier.errors import BudgetError, ClosedError, FormatError
 from memhier.io.reader import Reader
 from memhier.log.committed_rows import REPLAY_BYTES
 from memhier.recsys.embedding.collection import FeatureParser
-from memhier.recsys.embedding.embedding_collection import lengths_of, sequences_by_name
 from memhier.recsys.embedding.initial import TableSpec
+from memhier.recsys.embedding.jagged.embedding_collection import lengths_of, sequences_by_name
 from memhier.recsys.embedding.records import EXTRA, decoded_extra
 from memhier.recsys.embedding.serving.call_rows import CALL_ID_BYTES, call_rows_of, reader_bytes
 from memhier.recsys.embedding.serving.row_cache import RowCache

@@ -66,7 +66,7 @@ class Late:
         Contributions to rows that can wait, sent at once by ranks that did not know so.
     counts
         int64 [ranks, turns]: contributions from each rank, of the first feature of a table, the second ...
-    group, steps
+    groups, steps
         Hyperparameters and numbers of updates as of the step; no numbers as long as its other gradients wait.
     graph_pass
         The number of the backward pass.
@@ -78,7 +78,7 @@ class Late:
     counts: Ints
     keys: Arriving
     values: Arriving
-    group: dict[str, Any]
+    groups: list[dict[str, Any]]
     graph_pass: int
     steps: list[int] | None = None
 

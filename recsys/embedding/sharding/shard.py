@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memhier.recsys.embedding.initial import FirstRows, TableSpec
+from memhier.recsys.embedding.table_rules import rules_in
 from memhier.recsys.embedding.tables import Floats, Ints, StepRows, TableOptions, Tables
 
 __all__ = ["Shard"]
@@ -28,7 +29,8 @@ class Shard(Tables):
             replace(spec, name=f"{spec.name}: part {rank} of {ranks} of {spec.rows} rows", rows=count)
             for spec, count in zip(whole, counts.tolist(), strict=True)
         ]
-        super().__init__(specs, options, FirstRows(whole, options.rule, int(options.seed), rank, ranks))
+        rules = rules_in(options.optimizer) * len(specs)
+        super().__init__(specs, options, FirstRows(whole, rules, int(options.seed), rank, ranks))
         self._tier.keep_way_back()
 
     def keep_way_back(self, further: bool) -> None:

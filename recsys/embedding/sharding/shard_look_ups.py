@@ -208,10 +208,10 @@ class ShardLookUps(LookUps):
         of_keys = self.beside.start(torch.from_numpy(keys[parts[1]]), sizes[1], late_in.sum(1).tolist())
         of_values = self.beside.start(vectors[1], floats[1], late_floats)
         late = rows.share()
-        group, alone = dict(self.optimizer.param_groups[0]), not self.waiting
+        groups, alone = [dict(group) for group in self.optimizer.param_groups], not self.waiting
         self.take(look_up, rows, self._gradients(rows, found.only(~held)))
         here, graph_pass = found.only(held), current_pass()
-        self._late = Late(late, exchange.following, here, late_in, of_keys, of_values, group, graph_pass)
+        self._late = Late(late, exchange.following, here, late_in, of_keys, of_values, groups, graph_pass)
         if not alone:
             self.take_late()  # a step of several look-ups has no rest
 
@@ -231,7 +231,7 @@ class ShardLookUps(LookUps):
             self.add(late.rows, gradients, late.graph_pass)
             return
         some = [(table, gradient) for table, gradient in gradients if len(values_of(gradient))]
-        apply_sparse(self.tables, late.rows, some, late.group, late.steps)
+        apply_sparse(self.tables, late.rows, some, late.groups, late.steps)
         late.rows.release()
 
     def apply(self) -> None:
@@ -277,5 +277,5 @@ class ShardLookUps(LookUps):
             values = found.values[torch.from_numpy(mine), :dim]
             count = of_table.stop - of_table.start
             at = torch.from_numpy(places[mine] - of_table.start)
-            gradients.append((table, in_order(at, values, count, self.tables.optimizer)))
+            gradients.append((table, in_order(at, values, count, self.tables.rules.of[table])))
         return gradients

@@ -7,7 +7,7 @@ after the other. `lookahead` exchanges the ids of a batch, and reads the rows th
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -105,6 +105,8 @@ class ShardedEmbeddingBagCollection(TableModule):
         **options: Any,
     ) -> None:
         parser, now = FeatureParser(tables), Collectives(group)
+        if isinstance(optimizer, Mapping):
+            raise TypeError("optimizer: expected one for all tables, as tables over ranks have; got one by table")
         for spec in parser.specs:
             if spec.id_space is not None:
                 raise ValueError(f"tables: {spec.name!r} is for any ids, and tables over ranks need id_space='rows'")

@@ -11,10 +11,10 @@ from torch import Tensor
 from memhier.policies import Policy
 from memhier.recsys.embedding.collection import ASKED, FeatureParser
 from memhier.recsys.embedding.initial import Initial, Uniform
+from memhier.recsys.embedding.jagged.sequences import Jagged, rows_of_sequences
 from memhier.recsys.embedding.module import TableModule
-from memhier.recsys.embedding.optimizers import SparseOptimizer
 from memhier.recsys.embedding.pooling import Bags
-from memhier.recsys.embedding.sequences import Jagged, rows_of_sequences
+from memhier.recsys.embedding.table_rules import Optimizers
 from memhier.recsys.embedding.tables import TableOptions, Tables, Update
 from memhier.recsys.embedding.torch_internals import not_compiled
 from memhier.recsys.embedding.torchrec_types import is_of_torchrec, jagged_tensor
@@ -63,7 +63,7 @@ class EmbeddingCollection(TableModule):
     tables
         :class:`EmbeddingConfig`, or TorchRec's. Their widths may differ.
     optimizer, dram, path, seed, resume, update, policy, codec, touched, step_rows
-        As in :class:`EmbeddingBag`, for all tables together.
+        As in :class:`EmbeddingBagCollection`.
 
     Raises
     ------
@@ -91,7 +91,7 @@ class EmbeddingCollection(TableModule):
         self,
         tables: Sequence[Any],
         *,
-        optimizer: SparseOptimizer | None = None,
+        optimizer: Optimizers | None = None,
         dram: int | str,
         path: str | os.PathLike[str],
         seed: int = 0,

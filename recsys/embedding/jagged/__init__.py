@@ -1,0 +1,1 @@
+"""Rows of sequences from many tables."""
