@@ -88,7 +88,7 @@ def made(place: Path, **options: Any) -> TransitionBuffer:
     return buffer
 
 
-OPTIONS = {
+OPTIONS: dict[str, dict[str, Any]] = {
     "uniform": {},
     "passes": {"draw": Uniform(replace=False)},
     "prioritised": {"draw": Prioritised()},
@@ -216,6 +216,7 @@ def test_returns_end_with_the_trajectory(tmp_path: Path, steps: int) -> None:
                 break
         assert batch.steps[at] == count
         assert np.isclose(batch["next.reward"][at], total, rtol=1e-5, atol=1e-6)
+        assert batch.discounts is not None
         assert np.isclose(batch.discounts[at], 0.9**count)
         assert batch["next.observation"][at, 0, 0] == number + count
 
@@ -391,3 +392,66 @@ def test_memory_is_held_to(tmp_path: Path) -> None:
                 buffer.add(wide(buffer.added, 300))
                 buffer.sample()
                 assert buffer.memory_bytes <= dram
+
+
+class Learner:
+    """Q-learning by a linear function on a ring of places, from prioritised replay; its states are wide."""
+
+    PLACES, ACTIONS = 6, 2
+
+    def __init__(self) -> None:
+        rng = np.random.default_rng(4)
+        self.states = rng.normal(size=(self.PLACES, 500)).astype(np.float32)
+        self.weights = np.zeros((self.ACTIONS, 500), np.float32)
+        self.place = 0
+        self.rng = np.random.default_rng(5)
+
+    def act(self, count: int) -> dict[str, Any]:
+        """Take steps: 1 goes on, 0 goes back; the last place pays, and ends an episode."""
+        came: dict[str, list[Any]] = {name: [] for name in ("state", "action", "reward", "done", "next")}
+        for _ in range(count):
+            action = int(self.rng.integers(2))
+            if self.rng.random() > 0.6:
+                action = int((self.weights @ self.states[self.place]).argmax())
+            following = max(0, self.place + 2 * action - 1)
+            done = following == self.PLACES - 1
+            for name, value in (("state", self.states[self.place]), ("action", action), ("reward", float(done)),
+                                ("done", done), ("next", self.states[following])):  # fmt: skip
+                came[name].append(value)
+            self.place = 0 if done else following
+        return {
+            "state": np.array(came["state"]), "action": np.array(came["action"]), "next_state": np.array(came["next"]),
+            "reward": np.array(came["reward"], np.float32), "done": np.array(came["done"]),
+        }  # fmt: skip
+
+    def learn(self, buffer: TransitionBuffer) -> None:
+        batch = buffer.sample()
+        assert batch.discounts is not None
+        following = (batch["next_state"] @ self.weights.T).max(axis=1) * batch.discounts * ~batch["done"]
+        error = batch["reward"] + following - (batch["state"] @ self.weights.T)[np.arange(len(batch)), batch["action"]]
+        np.add.at(self.weights, batch["action"], 3e-4 * (batch.weights * error)[:, None] * batch["state"])
+        buffer.update_priorities(batch.numbers, np.abs(error))
+
+
+def test_q_learning_with_ten_times_the_memory_is_that_in_memory(tmp_path: Path) -> None:
+    """The weights, bit for bit, though nine in ten transitions are on SSD; and they solve the task."""
+    schema = {"state": ("float32", 500), "action": "int64", "next_state": ("float32", 500), "reward": "float32",
+              "done": "bool"}  # fmt: skip
+    found, shares = [], []
+    for dram in ("1200KiB", "64MiB"):
+        learner = Learner()
+        with TransitionBuffer(
+            tmp_path / dram, capacity=3500, schema=schema, dram=dram, draw=Prioritised(), runs=NStep(3, 0.9), batch=8
+        ) as buffer:
+            for _ in range(180):
+                buffer.add(learner.act(20))
+                for _ in range(4):
+                    learner.learn(buffer)
+            figures = buffer.stats()
+            shares.append(figures["newest"] / figures["stored"])
+        found.append(learner)
+    assert shares[0] < 0.1
+    assert shares[1] == 1
+    assert np.array_equal(found[0].weights, found[1].weights)
+    values = found[0].weights @ found[0].states.T
+    assert (values.argmax(axis=0)[: Learner.PLACES - 1] == 1).all()
