@@ -9,7 +9,6 @@ something that memhier's storage does not offer are left out, by reason.
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,6 @@ LEFT_OUT = {
     "device": "on a device",
     "shared_init": "shared between processes",
     "existsok": "asks for files of TorchRL's",
-    "scratch_dir": "asks for files of TorchRL's",
     "auto_cleanup": "asks for files of TorchRL's",
     "cleanup_memmap": "asks for files of TorchRL's",
     "compilable": "under torch.compile",
@@ -64,12 +62,8 @@ class Storing:
         """Count a test that made a storage."""
         if report.when == "call" and self._made:
             reason = str(report.longrepr) if report.skipped else ""
-            told = reason.split(ASIDE)[-1].rstrip("')") if ASIDE in reason else ""
+            told = reason.split(ASIDE)[-1].rstrip("'\")") if ASIDE in reason else ""
             self.counts[ASIDE + told if told else report.outcome] += 1
-
-    def pytest_runtest_teardown(self) -> Iterator[None] | None:
-        """Close the storages of a test."""
-        return None
 
     def pytest_runtest_setup(self) -> None:
         """Forget those of the test before."""
@@ -84,12 +78,9 @@ class Storing:
         from memhier.recsys.replay.adapters.torchrl import TieredStorage
 
         self._made.append(None)
-        if arguments:
-            options["scratch_dir"] = arguments[0]
+        options.pop("scratch_dir", None)
         for name, value in options.items():
             given = str(value) if name == "device" and value is not None else value
-            if name == "scratch_dir" and value is None:
-                continue
             if given not in PLAIN.get(name, ()):
                 pytest.skip(ASIDE + LEFT_OUT.get(name, name))
         self._number += 1

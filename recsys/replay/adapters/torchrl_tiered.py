@@ -169,6 +169,8 @@ class TieredStorage:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over the items of a directory that `state_dict` made durable: copies, unless it is this one's own."""
+        if "path" not in state_dict:
+            raise ValueError(f"state_dict: expected that of a TieredStorage, got one with the keys {list(state_dict)}")
         if state_dict["initialized"] and Path(state_dict["path"]).absolute() != self._path.absolute():
             self._copy(Path(state_dict["path"]))
         self._len = state_dict["_len"]
