@@ -123,7 +123,9 @@ class TieredStorage:
         if getattr(type(data), "_is_tensorclass", False):
             self._kind = type(data)
         flat = places.reshape(-1)
-        packed = self._rows.pack(data, len(flat), single)
+        # Fields that the data lack stay as they are.
+        before = self._gathered(flat) if self._rows.lacks(data) else None
+        packed = self._rows.pack(data, len(flat), single, before)
         for start in range(0, len(flat), self._table.batch):
             stop = start + self._table.batch
             self._table.scatter(flat[start:stop], packed[start:stop])
@@ -136,12 +138,7 @@ class TieredStorage:
         if self._table is None or self._rows is None:
             raise RuntimeError("Cannot get elements out of a non-initialized storage.")
         places = self._places(index, len(self))
-        flat = places.reshape(-1)
-        packed: NDArray[np.uint8] = np.empty((len(flat), self._rows.row_bytes), np.uint8)
-        for start in range(0, len(flat), self._table.batch):
-            stop = start + self._table.batch
-            self._table.gather(flat[start:stop], packed[start:stop])
-        found = self._rows.unpack(packed, places.shape)
+        found = self._rows.unpack(self._gathered(places.reshape(-1)), places.shape)
         return found if self._kind is None else self._kind.from_tensordict(found)
 
     @property
@@ -197,6 +194,16 @@ class TieredStorage:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(path={str(self._path)!r}, len={len(self)}, max_size={self.max_size})"
+
+    def _gathered(self, places: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """Return the rows at places, uint8 [n, row_bytes]."""
+        assert self._table is not None
+        assert self._rows is not None
+        packed: NDArray[np.uint8] = np.empty((len(places), max(1, self._rows.row_bytes)), np.uint8)
+        for start in range(0, len(places), self._table.batch):
+            stop = start + self._table.batch
+            self._table.gather(places[start:stop], packed[start:stop])
+        return packed
 
     def _open(self, rows: "_Rows") -> None:
         if self._store is None:
@@ -274,15 +281,28 @@ class _Rows:
         names, tensors, tree = _taken_apart(item)
         return cls(tree, [(name, each.dtype, tuple(each.shape)) for name, each in zip(names, tensors, strict=True)])
 
-    def pack(self, data: Any, count: int, single: bool) -> NDArray[np.uint8]:
-        """Return items as rows, uint8 [count, row_bytes]; data of fewer axes stand for each of them."""
+    def lacks(self, data: Any) -> bool:
+        """Whether data have not all leaves."""
+        names, _, tree = _taken_apart(data)
+        return tree == self.tree and not {name for name, _, _ in self._leaves} <= set(names)
+
+    def pack(self, data: Any, count: int, single: bool, before: NDArray[np.uint8] | None) -> NDArray[np.uint8]:
+        """Return items as rows, uint8 [count, row_bytes]; data of fewer axes stand for each of them.
+
+        Leaves that the data lack are those of the rows `before`.
+        """
         names, tensors, tree = _taken_apart(data)
         given = dict(zip(names, tensors, strict=True))
-        if tree != self.tree or not {name for name, _, _ in self._leaves} <= given.keys():
+        known = {name for name, _, _ in self._leaves}
+        if tree != self.tree or not (known & given.keys() if before is not None else known <= given.keys()):
             raise ValueError(f"data: expected the keys {[name for name, _, _ in self._leaves]}, got {list(given)}")
-        rows = torch.empty((count, self.row_bytes), dtype=torch.uint8)
+        width = max(1, self.row_bytes)
+        rows = torch.zeros((count, width), dtype=torch.uint8) if before is None else torch.from_numpy(before)
         end = 0
         for (name, dtype, shape), width in zip(self._leaves, self._bytes, strict=True):
+            if name not in given:
+                end += width
+                continue
             values = given[name].detach().to("cpu", dtype)
             values = values[None] if single else values
             flat = values.reshape(-1, *shape) if values.numel() == count * max(1, width // dtype.itemsize) else values
@@ -294,11 +314,10 @@ class _Rows:
 
     def unpack(self, packed: NDArray[np.uint8], shape: tuple[int, ...]) -> Any:
         """Return items of rows, with `shape` before the axes of each leaf."""
-        rows = torch.from_numpy(packed)
         tensors, end = [], 0
         for (_, dtype, inner), width in zip(self._leaves, self._bytes, strict=True):
-            part = rows[:, end : end + width].contiguous()
-            values = part.view(dtype) if width else torch.empty((len(rows), 0), dtype=dtype)
+            part = torch.from_numpy(packed[:, end : end + width].copy())  # with strides of its own
+            values = part.view(dtype) if width else torch.empty((len(packed), 0), dtype=dtype)
             tensors.append(values.reshape(*shape, *inner))
             end += width
         if self.tree is not None:
