@@ -318,7 +318,7 @@ class _Rows:
         for (_, dtype, inner), width in zip(self._leaves, self._bytes, strict=True):
             part = torch.from_numpy(packed[:, end : end + width].copy())  # with strides of its own
             values = part.view(dtype) if width else torch.empty((len(packed), 0), dtype=dtype)
-            tensors.append(values.reshape(*shape, *inner))
+            tensors.append(values.reshape((*shape, *inner)))
             end += width
         if self.tree is not None:
             return pytree.tree_unflatten(tensors, pytree.treespec_loads(self.tree))
