@@ -189,7 +189,8 @@ def test_tiered_items_are_there_again(torchrl: Any, tmp_path: Path) -> None:
     storage = stored(torchrl, tmp_path / "items")
     storage.set(range(100), transitions(torch.arange(100)))
     state = storage.state_dict()
-    storage.dumps(tmp_path / "dumped")
+    for _ in range(2):
+        storage.dumps(tmp_path / "dumped")
     storage.set(range(50), transitions(torch.arange(50) + 500))
     with pytest.raises(LockedError):
         stored(torchrl, tmp_path / "items")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Self
@@ -174,11 +175,16 @@ class TieredStorage:
         self._bump_mutation_revision()
 
     def dumps(self, path: Any) -> None:
-        """Make all items durable, and copy them into a folder: ``items`` in `path`."""
+        """Make all items durable, and copy them into a folder, ``items`` in `path`, in place of an earlier copy."""
         self._checkpoint()
         if self._store is not None:
             Path(path).mkdir(parents=True, exist_ok=True)
-            self._store.copy(Path(path) / "items")
+            place = Path(path) / "items"
+            if place.exists():
+                with Store.open(place, KIND) as earlier:
+                    _described(earlier)  # raises unless a call of this method wrote it
+                shutil.rmtree(place)
+            self._store.copy(place)
 
     def loads(self, path: Any) -> None:
         """Take over the items of a folder that `dumps` wrote."""
