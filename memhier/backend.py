@@ -88,6 +88,8 @@ if TYPE_CHECKING:
         prune_links: Final = staticmethod(_core.prune_links)
         reach_lists: Final = staticmethod(_core.reach_lists)
         runs_with: Final = staticmethod(_core.runs_with)
+        sum_tree_draw: Final = staticmethod(_core.sum_tree_draw)
+        sum_tree_set: Final = staticmethod(_core.sum_tree_set)
         turn_rows: Final = staticmethod(_core.turn_rows)
         walk_lists: Final = staticmethod(_core.walk_lists)
 

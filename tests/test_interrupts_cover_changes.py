@@ -12,11 +12,13 @@ import memhier.ann
 import memhier.ann.decoder
 import memhier.recsys
 import memhier.recsys.replay
+import memhier.recsys.replay.transitions
 import memhier.store.store
 from memhier import shield
 
 MODULES: tuple[Any, ...] = (
-    memhier, memhier.ann, memhier.ann.decoder, memhier.recsys, memhier.recsys.replay, memhier.store.store,
+    memhier, memhier.ann, memhier.ann.decoder, memhier.recsys, memhier.recsys.replay,
+    memhier.recsys.replay.transitions, memhier.store.store,
 )  # fmt: skip
 TABLES = "contains forward gradient_norm ids initial_weights optimizer_state stats weights"
 READER = "bags embedding embedding_bag found opened pooled rows stats"
@@ -48,6 +50,7 @@ READS = {
     "QuantisedTable": READER,
     "Lookahead": "state_dict stats",
     "Tiered": "push",
+    "TransitionBuffer": "stats",
 }
 """What changes nothing, by class; of a trained table `forward` borrows rows by calls that are shielded."""
 

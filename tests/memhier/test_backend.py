@@ -76,6 +76,8 @@ TWINS = {
     "distances": "memhier.io.python_kernels:distances",
     "prune_links": "memhier.ann.links:prune_in_python",
     "reach_lists": "memhier.ann.zoom.preview.routing.python_graph:reach_lists",
+    "sum_tree_draw": "memhier.recsys.replay.transitions.python_sum_tree:draw_leaves",
+    "sum_tree_set": "memhier.recsys.replay.transitions.python_sum_tree:set_leaves",
     "walk_lists": "memhier.ann.zoom.preview.routing.python_graph:walk_lists",
 }
 # PageReader.rank: memhier.rows.python_ranking does it over any reader; mark_rows: memhier.ann.zoom.filters.postings;

@@ -152,3 +152,70 @@ def test_labels_of_a_nested_key(tmp_path: Path, torchrl: Any) -> None:
         assert torch.equal(batch["next", "info", "lives"], batch["obs"][:, 0].long())
         with pytest.raises(ValueError, match="expected the key 'next__info__lives'"):
             replay.extend(transitions(torch.arange(3)).exclude(("next", "info")))
+
+
+def stored(torchrl: Any, place: Path, **options: Any) -> Any:
+    from memhier.recsys.replay.adapters.torchrl import TieredStorage
+
+    return TieredStorage(1000, place, dram="24MiB", **options)
+
+
+def test_tiered_items_are_those_of_a_tensor_storage(torchrl: Any, tmp_path: Path) -> None:
+    """Written at any place, read by any index, as TorchRL's own storage in DRAM."""
+    ours, theirs = stored(torchrl, tmp_path / "items"), torchrl.LazyTensorStorage(1000)
+    buffers = [torchrl.TensorDictReplayBuffer(storage=storage, batch_size=6) for storage in (ours, theirs)]
+    for first in range(0, 2300, 100):
+        for buffer in buffers:
+            buffer.extend(transitions(torch.arange(first, first + 100)))
+    ours[torch.tensor([5, 900])] = transitions(torch.tensor([77, 78]))
+    theirs[torch.tensor([5, 900])] = transitions(torch.tensor([77, 78]))
+    assert len(ours) == len(theirs) == 1000
+    for index in (3, -1, slice(2, 30, 3), torch.tensor([5, 900, 5]), [1, 2], range(4), torch.tensor([[0, 1], [5, 2]])):
+        one, other = ours[index], theirs[index]
+        assert one.batch_size == other.batch_size
+        for key in other.keys(include_nested=True, leaves_only=True):
+            assert one[key].dtype == other[key].dtype
+            assert torch.equal(one[key], other[key]), key
+    assert torch.equal(ours[:]["next", "reward"], theirs[:]["next", "reward"])
+    with pytest.raises(IndexError, match="0 to 999"):
+        ours[1000]
+    ours.close()
+
+
+def test_tiered_items_are_there_again(torchrl: Any, tmp_path: Path) -> None:
+    from memhier.errors import FormatError, LockedError
+    from memhier.recsys.replay.adapters.torchrl import TieredStorage
+
+    storage = stored(torchrl, tmp_path / "items")
+    storage.set(range(100), transitions(torch.arange(100)))
+    state = storage.state_dict()
+    for _ in range(2):
+        storage.dumps(tmp_path / "dumped")
+    storage.set(range(50), transitions(torch.arange(50) + 500))
+    with pytest.raises(LockedError):
+        stored(torchrl, tmp_path / "items")
+    storage.close()
+    with pytest.raises(FormatError, match="max_size=1000, expected 7"):
+        TieredStorage(7, tmp_path / "items")
+    again, copied, loaded = (stored(torchrl, tmp_path / name) for name in ("items", "copied", "loaded"))
+    copied.load_state_dict(state)
+    loaded.loads(tmp_path / "dumped")
+    for each in (again, copied, loaded):
+        assert len(each) == 100
+        assert each[:]["next", "info", "lives"].tolist() == list(range(100))
+        each.close()
+    with pytest.raises(ValueError, match="expected that of a TieredStorage"):
+        again.load_state_dict({"_storage": 1})
+
+
+@pytest.mark.parametrize("data", [torch.arange(12.0).reshape(4, 3), (torch.arange(4), {"a": torch.ones(4, 2)})])
+def test_tiered_items_may_be_tensors_and_trees(torchrl: Any, tmp_path: Path, data: Any) -> None:
+    storage = stored(torchrl, tmp_path / "items")
+    storage.set(range(4), data)
+    found = storage[torch.tensor([3, 1])]
+    if isinstance(data, torch.Tensor):
+        assert torch.equal(found, data[[3, 1]])
+    else:
+        assert found[0].tolist() == [3, 1]
+        assert found[1]["a"].shape == (2, 2)
+    storage.close()

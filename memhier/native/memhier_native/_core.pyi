@@ -739,6 +739,23 @@ class DirectSlots:
     @staticmethod
     def bytes_for(capacity: int, key_space: int, batch: int) -> int: ...
 
+def sum_tree_set(
+    *,
+    leaves: numpy.typing.NDArray[numpy.float32],
+    sums: numpy.typing.NDArray[numpy.float64],
+    least: numpy.typing.NDArray[numpy.float32],
+    places: numpy.typing.NDArray[numpy.int64],
+    values: numpy.typing.NDArray[numpy.float32],
+) -> None: ...
+def sum_tree_draw(
+    *,
+    leaves: numpy.typing.NDArray[numpy.float32],
+    sums: numpy.typing.NDArray[numpy.float64],
+    least: numpy.typing.NDArray[numpy.float32],
+    uniforms: numpy.typing.NDArray[numpy.float64],
+    places: numpy.typing.NDArray[numpy.int64],
+    taking: bool,
+) -> None: ...
 def turn_rows(
     *,
     vectors: numpy.typing.NDArray[numpy.float32],

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from memhier.recsys.replay.adapters.common import UsedSlots, derived, fitted
+from memhier.recsys.replay.adapters.torchrl_tiered import TieredStorage
 from memhier.recsys.replay.buffer import CarouselBuffer
 
-__all__ = ["CarouselStorage", "ReservoirWriter"]
+__all__ = ["CarouselStorage", "ReservoirWriter", "TieredStorage"]
 
 _NESTED = "__"
 

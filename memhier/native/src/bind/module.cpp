@@ -27,5 +27,6 @@ NB_MODULE(_core, m) {
   register_reader(m);
   register_search(m);
   register_slotmap(m);
+  register_sum_tree(m);
   register_turn(m);
 }

@@ -25,4 +25,5 @@ void register_pq_scan(nanobind::module_& m);
 void register_reader(nanobind::module_& m);
 void register_search(nanobind::module_& m);
 void register_slotmap(nanobind::module_& m);
+void register_sum_tree(nanobind::module_& m);
 void register_turn(nanobind::module_& m);
