@@ -57,7 +57,7 @@ with memhier.Store.open(place / "store", kind="test") as store:
     with memhier.Reader() as reader:
         handle = store.attach("s", reader)
         assert reader.read(handle, [0, 4094, 8999], 1).ravel().tolist() == [0, 4094 % 256, 8999 % 256]
-with memhier.Tiered(place / "tier", "rows", np.float32, 4, rows=20000, dram="8MiB", batch=1000) as tier:
+with memhier.Tiered(place / "tier", "rows", np.float32, 4, rows=20000, dram="9MiB", batch=1000) as tier:
     keys = np.arange(20000)
     for start in range(0, 20000, 1000):
         tier.scatter(keys[start:start + 1000], np.repeat(keys[start:start + 1000, None], 4, 1).astype("f4"))

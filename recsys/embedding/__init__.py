@@ -1,8 +1,6 @@
 """Embedding tables larger than DRAM, trained bit for bit as if they were in memory."""
 
-from memhier.recsys.embedding.bag import EmbeddingBag
 from memhier.recsys.embedding.collection import EmbeddingBagCollection, EmbeddingBagConfig, Pooled
-from memhier.recsys.embedding.embedding import Embedding
 from memhier.recsys.embedding.export import (
     export_npy,
     export_parquet,
@@ -11,6 +9,7 @@ from memhier.recsys.embedding.export import (
     to_embedding_bag,
     vector_blocks,
 )
+from memhier.recsys.embedding.ids.hash64 import Hash64, hash64
 from memhier.recsys.embedding.initial import Normal, Uniform, initial_weights
 from memhier.recsys.embedding.jagged.embedding_collection import EmbeddingCollection, EmbeddingConfig
 from memhier.recsys.embedding.jagged.sequences import Jagged
@@ -31,7 +30,8 @@ from memhier.recsys.embedding.reading.shared_loader import SharedLoader, split_s
 from memhier.recsys.embedding.serving.quantised_table import QuantisedTable
 from memhier.recsys.embedding.serving.table_reader import TableReader
 from memhier.recsys.embedding.sharding.sharded import ShardedEmbeddingBagCollection
-from memhier.recsys.embedding.vocabulary.hash64 import Hash64, hash64
+from memhier.recsys.embedding.single.bag import EmbeddingBag
+from memhier.recsys.embedding.single.embedding import Embedding
 
 __all__ = [
     "SGD",

@@ -11,11 +11,13 @@ from torch import Tensor
 
 from memhier.arguments import check_int
 from memhier.policies import Policy
-from memhier.recsys.embedding.bag import as_bags
+from memhier.recsys.embedding.ids.hash64 import IdSpace
 from memhier.recsys.embedding.initial import Initial, TableSpec, Uniform
+from memhier.recsys.embedding.mapped_look_ups import look_ups_of
 from memhier.recsys.embedding.module import TableModule
-from memhier.recsys.embedding.one_table import ROWS_MAX
 from memhier.recsys.embedding.pooling import MODES, Bags
+from memhier.recsys.embedding.single.bag import as_bags
+from memhier.recsys.embedding.single.one_table import ROWS_MAX
 from memhier.recsys.embedding.table_rules import Optimizers
 from memhier.recsys.embedding.tables import Ints, TableOptions, Tables, Update, check_ids
 from memhier.recsys.embedding.torch_internals import not_compiled
@@ -25,8 +27,6 @@ from memhier.recsys.embedding.torchrec_types import (
     is_of_torchrec,
     keyed_tensor,
 )
-from memhier.recsys.embedding.vocabulary.hash64 import IdSpace
-from memhier.recsys.embedding.vocabulary.mapped_look_ups import look_ups_of
 
 __all__ = ["EmbeddingBagCollection", "EmbeddingBagConfig", "FeatureParser", "Pooled"]
 

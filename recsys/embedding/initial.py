@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from memhier.recsys.embedding.ids.hash64 import Hash64, IdSpace, as_id_space
 from memhier.recsys.embedding.optimizers import SparseOptimizer
-from memhier.recsys.embedding.vocabulary.hash64 import Hash64, IdSpace, as_id_space
 
 __all__ = ["FirstRows", "Initial", "Normal", "TableSpec", "Uniform", "initial_weights"]
 

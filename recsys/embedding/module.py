@@ -21,7 +21,7 @@ from memhier.recsys.embedding.pooling import Bags, pool
 from memhier.recsys.embedding.records import EXTRA, as_json, restored_hyperparameters
 from memhier.recsys.embedding.tables import StepRows, Tables
 from memhier.recsys.embedding.torch_internals import current_pass
-from memhier.recsys.embedding.vocabulary.vocabularies import Vocabularies
+from memhier.recsys.embedding.vocabularies import Vocabularies
 from memhier.shield import shielded
 from memhier.store.segments import PAGE_BYTES
 from memhier.store.store import Store, Transfer

@@ -26,7 +26,7 @@ from memhier.recsys.embedding.initial import FirstRows, TableSpec
 from memhier.recsys.embedding.optimizers import SGD
 from memhier.recsys.embedding.records import EXTRA, IDS, TableRecord, decoded_extra, nothing_there
 from memhier.recsys.embedding.table_rules import Optimizers, TableRules, rules_in
-from memhier.recsys.embedding.vocabulary.vocabularies import Added, Vocabularies
+from memhier.recsys.embedding.vocabularies import Added, Vocabularies
 from memhier.shield import shielded_init
 from memhier.store.store import Store, Transfer
 from memhier.table.keep_all import KeepAll

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from memhier import backend
 from memhier.errors import CorruptionError
 from memhier.recsys import Hash64, hash64
-from memhier.recsys.embedding.vocabulary.id_map import IdMap
+from memhier.recsys.embedding.ids.id_map import IdMap
 
 Ints = NDArray[np.int64]
 EXTREMES = np.array([-(2**63), 2**63 - 1, -1, 0, 1])

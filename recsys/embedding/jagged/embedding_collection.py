@@ -10,16 +10,16 @@ from torch import Tensor
 
 from memhier.policies import Policy
 from memhier.recsys.embedding.collection import ASKED, FeatureParser
+from memhier.recsys.embedding.ids.hash64 import IdSpace
 from memhier.recsys.embedding.initial import Initial, Uniform
 from memhier.recsys.embedding.jagged.sequences import Jagged, rows_of_sequences
+from memhier.recsys.embedding.mapped_look_ups import look_ups_of
 from memhier.recsys.embedding.module import TableModule
 from memhier.recsys.embedding.pooling import Bags
 from memhier.recsys.embedding.table_rules import Optimizers
 from memhier.recsys.embedding.tables import TableOptions, Tables, Update
 from memhier.recsys.embedding.torch_internals import not_compiled
 from memhier.recsys.embedding.torchrec_types import is_of_torchrec, jagged_tensor
-from memhier.recsys.embedding.vocabulary.hash64 import IdSpace
-from memhier.recsys.embedding.vocabulary.mapped_look_ups import look_ups_of
 
 __all__ = ["EmbeddingCollection", "EmbeddingConfig", "lengths_of", "sequences_by_name"]
 

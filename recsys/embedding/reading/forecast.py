@@ -10,7 +10,7 @@ from memhier.planning.simulation import Simulation, simulate
 from memhier.recsys.embedding.collection import FeatureParser
 from memhier.recsys.embedding.optimizers import SGD, SparseOptimizer
 from memhier.recsys.embedding.tables import Ints, distinct_rows
-from memhier.recsys.embedding.vocabulary.vocabularies import Vocabularies
+from memhier.recsys.embedding.vocabularies import Vocabularies
 
 __all__ = ["forecast", "save_trace"]
 

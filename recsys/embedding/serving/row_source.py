@@ -11,10 +11,10 @@ from torch import Tensor
 from memhier.arguments import as_ints
 from memhier.closing import Closing
 from memhier.errors import BudgetError
-from memhier.recsys.embedding.bag import Mode, as_bags
 from memhier.recsys.embedding.initial import TableSpec
 from memhier.recsys.embedding.pooling import MODES, Bags
 from memhier.recsys.embedding.serving.served import Served
+from memhier.recsys.embedding.single.bag import Mode, as_bags
 from memhier.recsys.embedding.tables import Floats, Ints, check_ids
 from memhier.recsys.embedding.torch_internals import embedding_bag
 

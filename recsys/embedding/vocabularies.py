@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from memhier.errors import CorruptionError
 from memhier.fields import decode_json, integer, mapping, record
 from memhier.log.row_log import RowLog
+from memhier.recsys.embedding.ids.id_map import RECORD_BYTES, IdMap
 from memhier.recsys.embedding.initial import TableSpec
 from memhier.recsys.embedding.records import IDS, as_json
-from memhier.recsys.embedding.vocabulary.id_map import RECORD_BYTES, IdMap
 from memhier.shield import shielded
 from memhier.table.side_log import SideLog
 

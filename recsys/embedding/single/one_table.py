@@ -6,11 +6,11 @@ from typing import Any
 from torch import Tensor, int32, int64
 
 from memhier.arguments import check_int
+from memhier.recsys.embedding.ids.hash64 import IdSpace, as_id_space
 from memhier.recsys.embedding.initial import Initial, Normal, TableSpec
+from memhier.recsys.embedding.mapped_look_ups import look_ups_of
 from memhier.recsys.embedding.module import TableModule
 from memhier.recsys.embedding.tables import Ints, TableOptions, Tables
-from memhier.recsys.embedding.vocabulary.hash64 import IdSpace, as_id_space
-from memhier.recsys.embedding.vocabulary.mapped_look_ups import look_ups_of
 
 __all__ = ["ROWS_MAX", "OneTable", "check_ids_tensor"]
 

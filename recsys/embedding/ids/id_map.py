@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from memhier import backend
 from memhier.errors import CorruptionError
-from memhier.recsys.embedding.vocabulary.hash64 import CELLS_BLOCK, Hash64
-from memhier.recsys.embedding.vocabulary.python_id_map import PythonIdMap
+from memhier.recsys.embedding.ids.hash64 import CELLS_BLOCK, Hash64
+from memhier.recsys.embedding.ids.python_id_map import PythonIdMap
 
 if TYPE_CHECKING:
     from memhier_native._core import IdMap as NativeIdMap

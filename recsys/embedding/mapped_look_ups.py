@@ -10,7 +10,7 @@ import numpy as np
 from memhier.errors import ClosedError
 from memhier.recsys.embedding.look_ups import LookUps
 from memhier.recsys.embedding.tables import Ints, StepRows, Tables
-from memhier.recsys.embedding.vocabulary.vocabularies import Added, Mapped, Vocabularies
+from memhier.recsys.embedding.vocabularies import Added, Mapped, Vocabularies
 from memhier.shield import shielded
 
 __all__ = ["BatchIds", "MappedLookUps", "look_ups_of"]

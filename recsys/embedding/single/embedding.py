@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from memhier.policies import Policy
+from memhier.recsys.embedding.ids.hash64 import IdSpace
 from memhier.recsys.embedding.initial import Initial
-from memhier.recsys.embedding.one_table import OneTable, check_ids_tensor
 from memhier.recsys.embedding.optimizers import SparseOptimizer
 from memhier.recsys.embedding.pooling import ROWS, Bags
+from memhier.recsys.embedding.single.one_table import OneTable, check_ids_tensor
 from memhier.recsys.embedding.tables import Ints, TableOptions, Update
 from memhier.recsys.embedding.torch_internals import not_compiled
-from memhier.recsys.embedding.vocabulary.hash64 import IdSpace
 
 __all__ = ["Embedding"]
 

@@ -1,0 +1,1 @@
+"""Modules of one table: EmbeddingBag, and Embedding for rows that are not pooled."""
