@@ -81,16 +81,32 @@ def test_proven_beams_are_the_models_own(pair, options):
     assert torch.equal(written(fast, prompts(), **options), written(model, prompts(), **options))
 
 
-def test_most_states_need_no_full_layer(pair):
-    _, fast = pair
+def share_of_full_layer(fast):
     head = fast.get_output_embeddings()
+    products = []
+    hook = head.head.register_forward_hook(lambda *_: products.append(1))
     before = head.stats()
     written(fast, prompts(6), num_beams=4, eos_token_id=None)
     after = head.stats()
+    hook.remove()
     rows = after["rows"] - before["rows"]
-    full = after["full_layer"].get("not proven", 0) - before["full_layer"].get("not proven", 0)
-    assert 0 < full < 0.8 * rows
-    assert after["memory_bytes"] > fast.get_output_embeddings().decoder.stats()["memory_bytes"]
+    return (after["full_layer"].get("not proven", 0) - before["full_layer"].get("not proven", 0)) / rows, len(products)
+
+
+def test_before_their_end_steep_texts_need_no_full_layer():
+    _, fast = pair_of(gpt2(25.0, 8.0, 1))
+    share, products = share_of_full_layer(fast)
+    assert share < 0.6
+    assert products == 1
+    head = fast.get_output_embeddings()
+    assert head.stats()["memory_bytes"] > head.decoder.stats()["memory_bytes"]
+
+
+def test_where_bounds_leave_most_open_a_step_is_one_product():
+    _, fast = pair_of(gpt2(10.0, 4.0, 0))
+    share, products = share_of_full_layer(fast)
+    assert share > 0.8
+    assert products <= 12 + 8  # the first steps try bounds
 
 
 def test_texts_end_of_themselves(pair):

@@ -31,6 +31,9 @@ _RULING = frozenset(
 )  # fmt: skip
 _SAME = -1.0  # a score for all words: below that of a forced word, and above one that is out
 _SUM_ROUNDING = 1e-5  # of a sum of exp in single precision, as a share
+# Once a fourth of a search's states took the full product, counted as this many at least, all that follow take it: one
+# product for all texts of a step costs less than bounds and several products for single states.
+_TRIAL = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +140,8 @@ class BeamSteps:
         self._before: _Texts | None = None
         self._begun = 0
         self._ended: list[list[float]] = []
+        self._states = self._full = 0  # states so far, and those that took the full product
+        self._bounded = True
 
     @torch.no_grad()
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
@@ -198,6 +203,13 @@ class BeamSteps:
 
     def _bounds(self, states: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return the largest logits and their words, ``[n, k]``, and bounds of log Z, float64 ``[n]``."""
+        self._bounded = self._bounded and 4 * self._full <= max(_TRIAL, self._states)
+        self._states += len(states)
+        if not self._bounded:
+            every = self._all(states)
+            values, words = torch.topk(every, self._search.words)
+            exact = every.double().logsumexp(1)
+            return values, words, exact, exact
         index = self._head.prover()
         found = index.envelope(states.numpy(), max(HEAD_WORDS, self._search.words), np.empty((len(states), 0)))
         logits = torch.from_numpy(found.logits)
@@ -219,6 +231,7 @@ class BeamSteps:
 
     def _all(self, states: Tensor) -> Tensor:
         self._head.count(len(states), "not proven")
+        self._full += len(states)
         found: Tensor = self._head.head(states)
         return found
 
