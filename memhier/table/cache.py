@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 
 from memhier.cache.slots import SlotMap
 from memhier.errors import BudgetError
-from memhier.policies import Policy
+from memhier.policies import LFU, LRU, S3FIFO, Belady, Policy
+from memhier.table.keep_all import KeepAll
 from memhier.table.shortage import Shortage
 
 __all__ = ["Cache", "Pins", "PrefetchedSlots"]
@@ -17,6 +18,8 @@ Ints = NDArray[np.int64]
 
 _NONE = np.empty(0, np.int64)
 _TICKETS_MAX = 1024
+# Policies that evict only to make room; others may let a key go beside free slots.
+_LATE = (Belady, KeepAll, LFU, LRU, S3FIFO)
 
 
 class PrefetchedSlots:
@@ -162,6 +165,7 @@ class Cache:
         self.pins: Pins = Pins(self.capacity)
         self._map = map_of(self.capacity)
         self._enough = enough
+        self._evicts_early = type(policy) not in _LATE
         # Decided by the policy and not done yet: a call may fail in between.
         self._leaving = self._entering = _NONE
         # The keys of the call under way. A call that failed is not counted again when it is repeated.
@@ -243,7 +247,7 @@ class Cache:
             self._asked = asked
             return False
         missing, stay = slots < 0, _NONE
-        if len(self._map) + int(np.count_nonzero(missing)) > self.capacity:  # otherwise nothing leaves
+        if self._evicts_early or len(self._map) + int(np.count_nonzero(missing)) > self.capacity:  # or nothing leaves
             held = self._check_fits(slots)
             stay = self._map.keys_of(held) if len(held) else held
             if len(accessed) < len(keys):

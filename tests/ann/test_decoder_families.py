@@ -175,7 +175,9 @@ def test_logits_that_are_changed_after_the_layer_are_found(change):
         accelerate(model, k=20, input_ids=words(20, 24, 9), certify=True, method="preview")
     assert torch.equal(generate(model, {}), right)
     assert generate(model, {"num_beams": 3}).shape == (3, 6 + STEPS)
-    assert set(model.get_output_embeddings().stats()["full_layer"]) == {"logits changed after the layer"}
+    assert set(model.get_output_embeddings().stats()["full_layer"]) == {
+        "logits changed after the layer", "num_beams of this layer",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("given", [True, False])
@@ -188,7 +190,7 @@ def test_a_model_with_an_encoder_learns_from_its_own_text(name, given):
     head = accelerate(model, k=40, input_ids=text, certify=True, method="preview").get_output_embeddings()
     assert torch.equal(generate(model, {}), right[0])
     assert torch.equal(generate(model, {"num_beams": 3}), right[1])
-    assert not head.stats()["full_layer"]
+    assert set(head.stats()["full_layer"]) <= {"not proven"}
     assert head.stats()["contexts_checked"] > 0
 
 

@@ -239,7 +239,7 @@ def test_a_steered_ratio_gives_way_and_recovers(tmp_path: Path, monkeypatch: pyt
     ratio, read = SteeredRatio(0.8, tolerance=0.01), Storage.read
 
     def slow(*arguments: Any) -> None:
-        time.sleep(0.02)
+        time.sleep(0.1)  # longer than a busy machine takes to come and wait
         read(*arguments)
 
     monkeypatch.setattr(Storage, "read", slow)

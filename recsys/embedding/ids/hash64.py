@@ -113,7 +113,7 @@ def hash64(words: Iterable[str | bytes]) -> Tensor:
     --------
     >>> from memhier.recsys import hash64
     >>> hash64(["", "68fd1e64"]).tolist()
-    [-1205034819632174695, -6427158062166386590]
+    [-1205034819632174695, 6718470718629228516]
     """
     encoded = [word.encode() if isinstance(word, str) else bytes(word) for word in words]
     found = np.empty(len(encoded), np.int64)
