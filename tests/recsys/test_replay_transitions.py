@@ -221,6 +221,31 @@ def test_returns_end_with_the_trajectory(tmp_path: Path, steps: int) -> None:
         assert batch["next.observation"][at, 0, 0] == number + count
 
 
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int64", "float16", "float64"])
+def test_returns_of_whole_rewards_are_no_whole_numbers(tmp_path: Path, dtype: str) -> None:
+    schema = {"reward": (dtype, 2), "done": "bool"}
+    with TransitionBuffer(tmp_path / "b", capacity=50, schema=schema, runs=NStep(3, 0.9), batch=9) as buffer:
+        buffer.add({"reward": np.full((50, 2), 100, dtype), "done": np.zeros(50, np.bool_)})
+        batch = buffer.sample()
+    expected = 100 * (1 - 0.9**batch.steps) / (1 - 0.9)
+    np.testing.assert_allclose(batch["reward"], np.stack([expected] * 2, 1), rtol=1e-3)
+    assert batch["reward"].dtype == (dtype if dtype.startswith("float") else np.float32)
+
+
+@pytest.mark.parametrize("alpha", [0, 0.6, 1, 10])
+def test_the_largest_and_smallest_priorities_are_drawn_by(tmp_path: Path, alpha: float) -> None:
+    with TransitionBuffer(
+        tmp_path / "b", capacity=4, schema={"x": "bool"}, draw=Prioritised(alpha=alpha), batch=64, ahead=0
+    ) as buffer:
+        buffer.add({"x": np.zeros(4, np.bool_)})
+        assert buffer.update_priorities([0, 1, 2, 3, 3], [1e308, 0, 1e-308, 1.0, 1e308]) == 5
+        batch = buffer.sample(beta=1)
+        buffer.add({"x": np.zeros(1, np.bool_)})
+        buffer.sample()
+    assert set(batch.numbers) <= ({0, 3} if alpha else {0, 1, 2, 3})
+    assert np.isfinite(batch.weights).all()
+
+
 @pytest.mark.parametrize("name", OPTIONS)
 def test_a_reopened_buffer_goes_on_bit_for_bit(tmp_path: Path, name: str) -> None:
     options = {"capacity": 300, "dram": "1MiB", "schema": WIDE, **OPTIONS[name]}

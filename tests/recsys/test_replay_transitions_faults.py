@@ -155,11 +155,41 @@ def test_a_flipped_byte_is_told(tmp_path: Path) -> None:
         data = bytearray(path.read_bytes())
         data[5_000] ^= 1
         path.write_bytes(data)
+    with (
+        TransitionBuffer.open(tmp_path / "b", dram="640KiB") as buffer,
+        pytest.raises(CorruptionError, match="rows-0"),
+    ):
+        [buffer.sample() for _ in range(300)]
+
+
+def test_a_damaged_transition_costs_the_batches_that_draw_it(tmp_path: Path) -> None:
+    with TransitionBuffer(tmp_path / "b", **SETTINGS | {"capacity": 3000}) as buffer:
+        for _ in range(8):  # as many small parts as are joined by what comes next
+            buffer.add(transitions(buffer.added, 10))
+            buffer.checkpoint()
+    (damaged,) = (tmp_path / "b" / "segments").glob("rows-0*")
+    data = bytearray(damaged.read_bytes())
+    data[1_000] ^= 1
+    damaged.write_bytes(data)
+    told, found = 0, []
+    for _ in range(3):
+        with TransitionBuffer.open(tmp_path / "b", dram="640KiB") as buffer:
+            for _ in range(12):
+                try:
+                    batch = buffer.sample()
+                except CorruptionError as error:
+                    assert damaged.name in str(error)  # noqa: PT017
+                    told += 1
+                else:
+                    assert (batch["pixels"] == (batch["number"] % 251)[:, None]).all()
+                    found.append(tuple(batch.numbers))
+                buffer.add(transitions(buffer.added, 5))
+                buffer.checkpoint()
+    assert told
+    assert len(set(found)) == len(found) >= 10
     with TransitionBuffer.open(tmp_path / "b", dram="640KiB") as buffer:
-        with pytest.raises(CorruptionError, match="rows-0"):
-            [buffer.sample() for _ in range(300)]
-        with pytest.raises(CorruptionError, match="rows-0"):  # the batch is not passed over
-            buffer.sample()
+        assert buffer.added == 8 * 10 + 36 * 5
+        assert buffer.stats()["stored"] == buffer.added
 
 
 @pytest.mark.parametrize(

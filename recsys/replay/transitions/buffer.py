@@ -291,8 +291,10 @@ class TransitionBuffer(Closing):
         ------
         ValueError
             When nothing is stored, or no slice is whole.
-        OSError, CorruptionError
+        OSError
             When transitions could not be read; the next call tries again.
+        CorruptionError
+            When a transition of the batch is damaged; the next call returns the batch after it.
         """
         self._check_open()
         if beta is not None:
@@ -301,7 +303,11 @@ class TransitionBuffer(Closing):
         while len(waiting) <= settings.ahead and (not waiting or self._can_draw()):
             waiting.append(self._draw())
         drawn = waiting[0]
-        drawn.complete()
+        try:
+            drawn.complete()
+        except CorruptionError:
+            waiting.popleft()
+            raise
         waiting.popleft()
         return self._finished(drawn, beta)
 
@@ -480,7 +486,7 @@ class TransitionBuffer(Closing):
 
     def _commit(self, value: str | None) -> int:
         self._flush()
-        waiting = self._fetcher.waiting
+        waiting = [drawn for drawn in self._fetcher.waiting if drawn.damage is None]
         meta = encoded_settings(self._settings) | {
             "stop": self._stop,
             "parts": self._stored.table(),
@@ -541,9 +547,12 @@ class TransitionBuffer(Closing):
 
 
 def _returns(rewards: NDArray[Any], lengths: NDArray[np.int32], discount: float) -> NDArray[Any]:
-    """Return the discounted sums of the first `lengths` rewards, [n, steps, *shape] -> [n, *shape]."""
+    """Return the discounted sums of the first `lengths` rewards, [n, steps, *shape] -> [n, *shape].
+
+    Those of integers are float32.
+    """
     total: NDArray[np.float64] = np.zeros((len(rewards), *rewards.shape[2:]))
     each = (len(rewards),) + (1,) * (rewards.ndim - 2)
     for step in range(rewards.shape[1]):
         total += np.where((lengths > step).reshape(each), discount**step * rewards[:, step].astype(np.float64), 0.0)
-    return total.astype(rewards.dtype)
+    return total.astype(rewards.dtype if rewards.dtype.kind == "f" else np.float32)

@@ -5,6 +5,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from memhier.errors import CorruptionError
 from memhier.recsys.replay.schema import Column, Columns
 from memhier.recsys.replay.transitions.layout import Layout
 from memhier.recsys.replay.transitions.newest import Newest
@@ -36,6 +38,8 @@ class Drawn:
         Reads the values that are on SSD.
     read
         The same on the thread.
+    damage
+        Why some values cannot be had; `complete` raises it.
     """
 
     numbers: Ints
@@ -45,6 +49,7 @@ class Drawn:
     columns: Columns
     work: Callable[[], None] | None = None
     read: "Future[None] | None" = None
+    damage: CorruptionError | None = None
 
     @property
     def memory_bytes(self) -> int:
@@ -78,12 +83,18 @@ class Drawn:
             raise ValueError(f"lengths: expected 1 to {most}")
 
     def complete(self) -> None:
-        """Return once all values are there; after an error the next call reads again."""
+        """Return once all values are there; after an OSError the next call reads again."""
+        if self.damage is not None:
+            raise self.damage
         work, read, self.read = self.work, self.read, None
-        if read is not None:
-            read.result()
-        elif work is not None:
-            work()
+        try:
+            if read is not None:
+                read.result()
+            elif work is not None:
+                work()
+        except CorruptionError as error:
+            self.damage = error
+            raise
         self.work = None
 
 
@@ -142,9 +153,13 @@ class Fetcher:
             drawn.read = self._thread.submit(drawn.work)
 
     def complete(self) -> None:
-        """Have all batches under way read: the places of rows on SSD may change then."""
+        """Have all batches under way read: the places of rows on SSD may change then.
+
+        A damaged one tells in its turn.
+        """
         for drawn in self.waiting:
-            drawn.complete()
+            with suppress(CorruptionError):
+                drawn.complete()
 
     def close(self) -> None:
         """Stop the thread, and forget the batches."""

@@ -75,7 +75,8 @@ class Prioritised:
 
     def leaves(self, priorities: Doubles) -> NDArray[np.float32]:
         """Return the numbers of the sum tree for priorities, above zero."""
-        powers = np.power(priorities + self.epsilon, self.alpha)
+        with np.errstate(over="ignore", under="ignore"):
+            powers = np.power(priorities + self.epsilon, self.alpha)
         return np.clip(powers, _TINY, _HUGE).astype(np.float32)
 
 

@@ -34,7 +34,7 @@ class NStep:
     discount
         Factor from one step to the next.
     reward
-        Name of the field. By default ``next.reward``, or ``reward``.
+        Name of the field. By default ``next.reward``, or ``reward``. Sums of integers are float32.
     last
         Names of the fields taken from the last transition. By default those whose names begin with ``next``, and those
         that end trajectories.

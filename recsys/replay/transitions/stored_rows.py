@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from memhier.errors import ClosedError
+from memhier.errors import ClosedError, CorruptionError
 from memhier.io.reader import Reader
 from memhier.store.segments import FullError, PatientSegmentWriter
 from memhier.store.store import Store
@@ -229,22 +229,27 @@ class StoredRows:
         if len(joined) < _SMALL_PARTS or sum(part.count for part in joined) >= self._part_rows:
             joined = []
         tx = self._transaction()
-        begun = joined[0].start if joined else start
-        writer = tx.segment(f"rows-{begun}", patient=True)
-        assert isinstance(writer, PatientSegmentWriter)
-        part = _Part(begun, 0, -1, 0, writer)
+        part = self._begun(joined[0].start if joined else start)
         try:
             for old in joined:
                 self._copy(old, part)
-        except FullError:
+        except (FullError, CorruptionError) as error:
             if part.handle >= 0:
                 self._reader.remove(part.handle)
             tx.discard(part.name)
-            raise
+            if isinstance(error, FullError):
+                raise
+            # Damaged parts stay as they are.
+            part, joined = self._begun(start), []
         for old in joined:
             self._reader.remove(old.handle)
         self._parts[len(self._parts) - len(joined) :] = [part]
         return part
+
+    def _begun(self, start: int) -> _Part:
+        writer = self._transaction().segment(f"rows-{start}", patient=True)
+        assert isinstance(writer, PatientSegmentWriter)
+        return _Part(start, 0, -1, 0, writer)
 
     def _copy(self, old: _Part, part: _Part) -> None:
         """Append the rows of a committed part to the one that is being written."""
