@@ -130,3 +130,14 @@ def test_wrong_shares_and_budgets_without_room_are_refused(path, items, tmp_path
     MultiVectorIndex.build(tmp_path / "tight", items, dram="820KiB").close()
     with pytest.raises(BudgetError, match="audit: its queries take at least"):
         MultiVectorIndex.open(tmp_path / "tight", audit=0.1)
+
+
+@pytest.mark.parametrize("seed", [2, 2**31 - 1])
+def test_queries_are_drawn_by_any_seed(tmp_path, seed):
+    items = make(40, 1)
+    MultiVectorIndex.build(tmp_path / "index", items, dram="6MiB", grow_to=2 * COUNT, seed=seed).close()
+    with MultiVectorIndex.open(tmp_path / "index", audit=0.5) as index:
+        index.search(make(30, 2), 3)
+        found = audited(index)
+    assert found["searched"] == 30
+    assert 5 < found["audited"] < 25

@@ -297,7 +297,7 @@ def _is_audited(options: SearchOptions) -> bool:
 def _numbers(seed: int, first: int, count: int) -> npt.NDArray[np.float64]:
     """Return numbers in [0, 1) for queries by their own number: SplitMix64 (Steele et al., OOPSLA 2014)."""
     mixed = (np.arange(first, first + count, dtype=np.uint64) + np.uint64(1)) * _GOLDEN
-    mixed ^= np.uint64(seed) * _MIX
+    mixed ^= np.uint64(seed * int(_MIX) % 2**64)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * _MIX
     mixed = (mixed ^ (mixed >> np.uint64(27))) * _MIX_AGAIN
     mixed ^= mixed >> np.uint64(31)
