@@ -132,7 +132,7 @@ def test_wrong_shares_and_budgets_without_room_are_refused(path, items, tmp_path
         MultiVectorIndex.open(tmp_path / "tight", audit=0.1)
 
 
-@pytest.mark.parametrize("seed", [2, 2**31 - 1])
+@pytest.mark.parametrize("seed", [2, 2**31 - 2])
 def test_queries_are_drawn_by_any_seed(tmp_path, seed):
     items = make(40, 1)
     MultiVectorIndex.build(tmp_path / "index", items, dram="6MiB", grow_to=2 * COUNT, seed=seed).close()

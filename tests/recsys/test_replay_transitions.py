@@ -297,6 +297,25 @@ def test_priorities_of_replaced_transitions_are_left_out(tmp_path: Path) -> None
         assert not ((batch.numbers >= 50) & (batch.probabilities > 0.01)).any()
 
 
+def test_tensors_have_all_that_a_learner_needs(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    for name, runs in (("discounts", NStep(3, 0.9)), ("mask", Slices(3))):
+        with made(tmp_path / name, runs=runs) as buffer:
+            buffer.add(transitions(0, 40))
+            batch = buffer.sample()
+            tensors = batch.tensors()
+        own = {"numbers", "weights", "steps", name}
+        assert tensors.keys() == batch.data.keys() | own
+        assert all(torch.equal(tensors[each], torch.from_numpy(getattr(batch, each))) for each in own)
+
+
+def test_trajectories_that_never_end_are_said_to(tmp_path: Path) -> None:
+    with made(tmp_path / "b", schema={"reward": "float32"}, runs=NStep(3, 1.0), ends=()) as buffer:
+        buffer.add({"reward": np.ones(40, np.float32)})
+        assert set(buffer.sample().steps) <= {1, 2, 3}
+    TransitionBuffer.open(tmp_path / "b").close()
+
+
 def test_a_drawn_batch_outlives_its_transitions(tmp_path: Path) -> None:
     """A batch drawn ahead has the transitions of its draw, even if the ring has passed over them."""
     with made(tmp_path / "b", capacity=400, schema=WIDE, dram="1MiB", ahead=3) as buffer:
@@ -325,6 +344,8 @@ def test_a_drawn_batch_outlives_its_transitions(tmp_path: Path) -> None:
         ({"runs": NStep(3, reward="r")}, ValueError, "reward='r'"),
         ({"runs": NStep(3, last=["r"])}, ValueError, r"last: \['r'\]"),
         ({"ends": ["over"]}, ValueError, r"ends: \['over'\]"),
+        ({"runs": NStep(3), "schema": {"reward": "float32", "over": "bool"}}, ValueError, "is named 'terminated'"),
+        ({"runs": Slices(3), "schema": {"reward": "float32", "over": "bool"}}, ValueError, "is named 'terminated'"),
         ({"batch": 0}, ValueError, "batch=0"),
         ({"ahead": -1}, ValueError, "ahead=-1"),
         ({"seed": -1}, ValueError, "seed=-1"),
@@ -348,6 +369,7 @@ def test_a_budget_that_is_said_to_be_enough_is(tmp_path: Path) -> None:
     [
         ({"action": None}, ValueError, "expected the fields"),
         ({"more": np.zeros(4)}, ValueError, "expected the fields"),
+        ({"next.reward": np.zeros(4, np.float32)}, ValueError, "each field once"),
         ({"action": np.zeros(4)}, TypeError, "expected an array of int16"),
         ({"action": np.zeros(3, np.int16)}, ValueError, "expected 4 transitions"),
         ({"action": np.zeros((4, 1), np.int16)}, ValueError, r"expected shape \[n\]"),

@@ -69,7 +69,11 @@ class TransitionBatch:
         return nested(self.data)
 
     def tensors(self) -> dict[str, Any]:
-        """Return fields, ``numbers`` and ``weights`` as torch tensors over the same memory."""
+        """Return fields, and all attributes but ``probabilities``, as torch tensors over the same memory.
+
+        A field of such a name takes the place of the attribute.
+        """
         from_numpy = importlib.import_module("torch").from_numpy
-        own = {"numbers": self.numbers, "weights": self.weights, "steps": self.steps}
-        return {name: from_numpy(values) for name, values in (own | self.data).items()}
+        own = {"numbers": self.numbers, "weights": self.weights, "steps": self.steps, "discounts": self.discounts,
+               "mask": self.mask}  # fmt: skip
+        return {name: from_numpy(values) for name, values in (own | self.data).items() if values is not None}

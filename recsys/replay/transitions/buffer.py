@@ -74,7 +74,7 @@ class TransitionBuffer(Closing):
         0 draws each batch in the call that returns it.
     ends
         Names of the fields that end a trajectory where they are not zero. By default those named ``terminated``,
-        ``truncated`` or ``done``, and of these the ones below ``next`` if there are any.
+        ``truncated`` or ``done``, and of these the ones below ``next`` if there are any; `runs` need one, or ``()``.
     seed
         Of the draws.
     files
@@ -124,6 +124,10 @@ class TransitionBuffer(Closing):
         files: Files | None = None,
     ) -> None:
         layout = Layout(schema)
+        found = end_fields(list(layout.columns))
+        if ends is None and runs is not None and not found:
+            raise ValueError(f"ends: no field of {list(layout.columns)} is named 'terminated', 'truncated' or 'done'; "
+                             "name those that end a trajectory, or give () if none ever ends")  # fmt: skip
         settings = TransitionSettings(
             layout,
             check_int("capacity", capacity, 1, 2**31),
@@ -131,7 +135,7 @@ class TransitionBuffer(Closing):
             runs,
             check_int("batch", batch, 1, _BATCH_MAX),
             check_int("ahead", ahead, 0, 1000, "calls"),
-            tuple(end_fields(list(layout.columns)) if ends is None else ends),
+            tuple(found if ends is None else ends),
             check_int("seed", seed, 0, 2**63 - 1),
         )
         with ExitStack() as opened:

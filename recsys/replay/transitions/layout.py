@@ -54,6 +54,9 @@ class Layout:
         """
         if not isinstance(batch, Mapping):
             raise TypeError(f"batch: expected a dict of the fields {list(self.columns)}, got {type(batch).__name__}")
+        names = [name for name, _ in flat_names("batch", batch)]
+        if len(set(names)) < len(names):
+            raise ValueError(f"batch: expected each field once, got {names}")
         given = dict(flat_names("batch", batch))
         if given.keys() != self.columns.keys():
             raise ValueError(f"batch: expected the fields {list(self.columns)}, got {list(given)}")
