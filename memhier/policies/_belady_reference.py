@@ -93,6 +93,8 @@ class BeladyReference:
                     self._stop_waiting(key, turn)
                     self._idle[key] = (*self._score[key], key)
                     heappush(self._idle_heap, self._idle[key])
+                else:
+                    self._score.pop(key, None)
         self._drop_stale()
 
     def access(self, *, keys: Keys, pinned: Keys, hit: npt.NDArray[np.bool_]) -> bytes | int:

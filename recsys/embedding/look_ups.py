@@ -196,9 +196,9 @@ class LookUps:
         in the forward pass, so no gradient is applied before the outer pass ends.
         """
         self.end_step()
-        if not trains or self.update != "backward":
+        if not trains:
             return None
-        if current_pass() >= 0:
+        if self.update == "backward" and current_pass() >= 0:
             self._await_end()
             return None
         look_up = LookUp()
@@ -210,9 +210,9 @@ class LookUps:
         if not self.anchor.requires_grad:
             rows.release()  # frozen since the forward pass
             return
+        if look_up is not None:
+            self._waiting.discard(look_up)
         if self.update == "backward":
-            if look_up is not None:
-                self._waiting.discard(look_up)
             self._await_end()
         else:
             if isinstance(gradient, StepGradient):

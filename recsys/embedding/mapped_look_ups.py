@@ -17,13 +17,30 @@ __all__ = ["BatchIds", "MappedLookUps", "look_ups_of"]
 
 
 class BatchIds:
-    """The ids of a batch to come, of each look-up and table; `mapped` has their rows once the batch was read."""
+    """The ids of a batch to come, of each look-up and table.
 
-    __slots__ = ("look_ups", "mapped")
+    Attributes
+    ----------
+    mapped
+        Their rows, once the batch was read.
+    made
+        The numbers of the look-ups that were made.
+    """
+
+    __slots__ = ("look_ups", "made", "mapped")
 
     def __init__(self, look_ups: list[list[Ints]]) -> None:
         self.look_ups = look_ups
         self.mapped: Mapped | None = None
+        self.made: set[int] = set()
+
+    def make(self, ids: list[Ints]) -> int | None:
+        """Return the number of the look-up of these ids: the first that was not made; None if there is none."""
+        same = [at for at, look_up in enumerate(self.look_ups) if all(map(np.array_equal, look_up, ids))]
+        number = next((at for at in same if at not in self.made), same[-1] if same else None)
+        if number is not None:
+            self.made.add(number)
+        return number
 
 
 class MappedLookUps(LookUps):
@@ -67,7 +84,7 @@ class MappedLookUps(LookUps):
 
     def map_ahead(self, trains: bool) -> None:
         """Say whether the batches that are read from now on are for training."""
-        self._maps_ahead = trains
+        self._maps_ahead = trains and self.anchor.requires_grad
 
     @shielded
     def drop_ahead(self) -> None:
@@ -105,7 +122,8 @@ class MappedLookUps(LookUps):
         if self.planned is not None or self._vocabularies.frames:
             raise RuntimeError(
                 "input: a look-up in training, but the batches that lookahead has read are not of training, or its "
-                "loop was left: begin its loop with the module in train(), or call close() to go on without it"
+                "loop was left: begin its loop with the module in train() and not frozen, or call close() to go on "
+                "without it"
             )
         mapped = self._vocabularies.map([ids])
         rows = None
@@ -123,8 +141,7 @@ class MappedLookUps(LookUps):
         assert batch.mapped is not None
         if batch.mapped.frames:
             self._begin(batch.mapped, planned)
-        same = (at for at, look_up in enumerate(batch.look_ups) if all(map(np.array_equal, look_up, ids)))
-        number = next(same, None)
+        number = batch.make(ids)
         if number is None:
             return self._lent(self._vocabularies.find(ids), trains)  # part of a look-up
         if len(batch.look_ups) == 1:

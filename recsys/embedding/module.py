@@ -313,7 +313,7 @@ class TableModule(Closing, nn.Module):
     @property
     def _admits(self) -> bool:
         """Whether ids that are looked up now get rows of their own; activations computed again have those of before."""
-        return self.training and torch.is_grad_enabled() and current_pass() < 0
+        return self._trains and current_pass() < 0
 
     @property
     def _trains(self) -> bool:

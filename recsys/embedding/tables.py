@@ -49,6 +49,8 @@ _NOWHERE = np.empty(0, np.int32)
 _TORCH_SORTS_ALONE = 32768
 _IDS_MAX = 2**31
 _ROWS_MAX = 2**31 - 1
+# About the buffers of log and reader that an index leaves in a small budget.
+_BUFFERS_BYTES = 2**22
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,7 +289,8 @@ class Tables:
         try:
             self.record: TableRecord = TableRecord.read(store, self.specs, rules, self.seed, options.resume)
             stored = rows_in(store)
-            self.touched: int = self._room(total, stored) if options.touched is None else int(options.touched)
+            room = self._room(stored, parse_bytes(options.dram))
+            self.touched: int = room if options.touched is None else int(options.touched)
             self._check_touched(stored)
             self._tier = Tiered(
                 store,
@@ -354,13 +357,16 @@ class Tables:
                 "loader's workers need not look up"
             )
 
-    def _room(self, total: int, stored: int) -> int:
-        """Return the rows that the index has room for: all, if that takes half of the budget at most."""
-        dram, row_bytes = parse_bytes(self.options.dram), 4 * max(self.widths)
+    def _room(self, stored: int, dram: int) -> int:
+        """Return the rows that the index has room for: all, if that takes half of the budget at most.
+
+        Otherwise it grows with the rows that are stored, as long as it leaves half of the budget and some buffers.
+        """
+        row_bytes, total = 4 * max(self.widths), int(self.bases[-1])
         if rows_within(dram // 2, row_bytes, total) == total:
             return total
-        room = max(rows_within(dram // 4, row_bytes, total), stored + stored // 2)
-        return min(room, total, _ROWS_MAX)
+        first, most = (rows_within(part, row_bytes, total) for part in (dram // 4, (dram - _BUFFERS_BYTES) // 2))
+        return min(max(first, min(stored + stored // 2, most), stored), total, _ROWS_MAX)
 
     def _check_touched(self, stored: int) -> None:
         if stored > self.bases[-1]:
@@ -382,11 +388,15 @@ class Tables:
 
     def _worded(self, error: Shortage) -> BudgetError:
         if error.of == "rows" and self.options.touched is None:
+            given = dram = parse_bytes(self.options.dram)
+            wanted = min(error.held + error.needed, _ROWS_MAX)
+            while self._room(error.held, dram) < wanted:
+                dram *= 2
+            more = "" if dram == given else f" and dram={dram}"
             return BudgetError(
                 f"dram={self.options.dram}: the index of rows in use has room for {error.room} of them, of which "
                 f"{error.held} were trained, and this step has {error.needed} more; take a checkpoint and open the "
-                f"tables again with resume=True, which gives the index more room, or with touched={error.enough} or "
-                "more. The step has changed nothing"
+                f"tables again with resume=True{more}, which gives the index more room. The step has changed nothing"
             )
         if error.of == "rows":
             return BudgetError(

@@ -123,10 +123,26 @@ def run_batches(policy: Policy, batches: list[list[int]], pins: list[list[int]],
         seen.append((hit.tolist(), evicted.tolist(), len(policy)))
         if index % 5 == 4:
             policy.discard(batch[::2])
+        if isinstance(policy, Belady) and index % 7 == 3:
+            policy.withdraw()
     if isinstance(policy, Belady):
         seen.append(policy.expire().tolist())
         seen.append(len(policy))
     return seen
+
+
+@pytest.mark.parametrize("core", CORES)
+def test_a_key_that_left_and_is_withdrawn_has_no_uses_from_before(core: str) -> None:
+    with on_core(core):
+        policy = Belady(2)
+    for batch in ([1], [1], [2, 3], [1]):
+        policy.announce(batch)
+    for batch in ([1], [1], [2, 3]):
+        policy.access(batch)
+    policy.withdraw()
+    policy.access([3])
+    assert policy.access([1]).evicted.tolist() == [2]
+    assert policy.access([4]).evicted.tolist() == [1]
 
 
 @pytest.mark.long

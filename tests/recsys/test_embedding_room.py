@@ -1,5 +1,6 @@
 """Tables far larger than their rows in use: they open in a small budget, train, resume, and say when room ends."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -63,3 +64,27 @@ def test_room_for_rows_in_use_ends_with_words_and_grows_at_a_resume(tmp_path: Pa
         bag(torch.tensor([[1, 2]])).sum().backward()
         assert torch.equal(bag.weights([1]), before - 1)
         assert bag.weights(keys[2:]).eq(1).all()
+
+
+@pytest.mark.long
+def test_the_way_out_of_an_index_without_room_helps_each_time(tmp_path: Path) -> None:
+    dram, filled, said = 12 * 2**20, 0, []
+    for life in range(6):
+        with make(tmp_path, 10**9, dram=dram, resume=life > 0) as bag:
+            room = bag.tables.touched
+            assert room > filled + 1
+            assert bag.tables.capacity > 1000
+            bag(torch.tensor([[10**9 - 1, filled]])).sum().backward()  # the step that had no room
+            bag.tables.write(0, np.arange(filled + 1, room - 1), np.ones((room - filled - 2, DIM), np.float32))
+            with pytest.raises(BudgetError) as caught:
+                bag(torch.tensor([[10**9 - 2, 10**9 - 3]])).sum().backward()
+            bag.checkpoint()
+        filled = room - 1
+        with make(tmp_path, 10**9, dram=dram, resume=True) as bag:
+            assert bag.tables.touched >= room  # what was trained opens in the same budget
+        found = re.search(r"resume=True(?: and dram=(\d+))?,", str(caught.value))
+        assert found is not None
+        said.append(found[1])
+        dram = int(found[1] or dram)
+    assert None in said
+    assert str(24 * 2**20) in said

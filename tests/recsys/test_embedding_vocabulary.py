@@ -253,8 +253,8 @@ def test_a_look_up_that_admits_nothing_gives_unknown_ids_zeros(tmp_path: Path) -
         assert bag.contains([[1], [3]]).tolist() == [[True], [False]]
         bag.train()
         bag.requires_grad_(False)
-        bag(torch.tensor([[3]]))
-        assert bag.contains([3]).item()
+        assert not bag(torch.tensor([[3]])).any()
+        assert not bag.contains([3]).item()
 
 
 @pytest.mark.parametrize("evict", [pytest.param("lru", marks=pytest.mark.long), "lfu"])
@@ -409,3 +409,57 @@ def test_tables_over_ranks_are_refused(tmp_path: Path, one_rank: None) -> None:
     with pytest.raises(ValueError, match="any ids"):
         ShardedEmbeddingBagCollection([small], dram="64MiB", path=tmp_path / "shards")
     assert not (tmp_path / "shards").exists()
+
+
+@pytest.mark.parametrize("update", ["backward", "step"])
+def test_a_look_up_without_its_backward_pass_keeps_the_rows_of_its_ids(tmp_path: Path, update: Any) -> None:
+    options: dict[str, Any] = {"mode": "sum", "dram": "64MiB", "path": tmp_path, "update": update}
+    with EmbeddingBag(2, DIM, id_space=Hash64(pending=1), **options) as bag:
+        first = bag(torch.tensor([[1], [2]]))
+        with pytest.raises(RuntimeError, match="pending"):
+            bag(torch.tensor([[3], [4]]))
+        before = bag.initial_weights([1, 2])
+        first.sum().backward()
+        bag.optimizer.step()
+        assert torch.allclose(bag.weights([1, 2]), before - 0.01)
+        bag(torch.tensor([[3], [4]])).sum().backward()
+        assert bag.contains([1, 2, 3, 4]).tolist() == [False, False, True, True]
+        bag(torch.tensor([[5], [6]])) if update == "backward" else bag.optimizer.step()
+        del first
+
+
+@pytest.mark.parametrize("admit_after", [1, 2, 3])
+def test_look_ups_of_one_batch_with_the_same_ids_are_mapped_one_by_one(tmp_path: Path, admit_after: int) -> None:
+    space, found = Hash64(admit_after=admit_after), []
+    for name in ("alone", "ahead"):
+        with EmbeddingBag(ROWS, DIM, mode="sum", dram="64MiB", path=tmp_path / name, id_space=space) as bag:
+            batches = BATCHES if name == "alone" else lookahead(BATCHES, bag, ids=lambda ids: [ids, ids[:3], ids])
+            losses = steps_of(bag, batches, lambda ids: [(ids,), (ids[:3],), (ids,)])
+            found.append(([loss.item() for loss in losses], state_of_ids(bag)))
+    assert found[0] == found[1]
+
+
+def state_of_ids(bag: EmbeddingBag) -> list[Any]:
+    names = torch.cat([*bag.ids()])
+    return [names.tolist(), bag.weights(names).tolist()]
+
+
+def test_a_frozen_table_admits_nothing(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"dram": "64MiB", "path": tmp_path, "id_space": Hash64(pending=1)}
+    with EmbeddingBag(24, DIM, mode="sum", **options) as bag:
+        train(bag, BATCHES[:1])
+        before = state_of_ids(bag)
+        bag.requires_grad_(False)
+        for ids in BATCHES:
+            bag(ids)
+        for ids in lookahead(BATCHES, bag, ids=lambda ids: ids):
+            bag(ids)
+        assert state_of_ids(bag) == before
+        ahead = iter(lookahead(BATCHES, bag, ids=lambda ids: ids))
+        ids = next(ahead)
+        bag.requires_grad_(True)
+        with pytest.raises(RuntimeError, match="frozen"):
+            bag(ids)
+        del ahead
+        train(bag, BATCHES)
+        assert state_of_ids(bag)[0] != before[0]

@@ -266,6 +266,30 @@ def test_folders_without_tables_are_refused(tmp_path: Path) -> None:
         TableReader(tmp_path / "ranks", dram="16MiB")
 
 
+def test_larger_tables_made_anew_leave_a_reader_as_it_was(tmp_path: Path) -> None:
+    def make(rows: int, dim: int) -> EmbeddingBag:
+        return EmbeddingBag(rows, dim, path=tmp_path / "bag", dram="64MiB", mode="sum")
+
+    def fill(bag: EmbeddingBag) -> None:
+        rows, dim = bag.specs[0].rows, bag.specs[0].dim
+        bag.tables.write(0, np.arange(rows), np.arange(rows * dim, dtype=np.float32).reshape(rows, dim))
+        bag.checkpoint()
+
+    with make(20_000, 4) as bag:
+        fill(bag)
+    with TableReader(tmp_path / "bag", dram="11MiB") as reader:
+        capacity = reader.stats()["capacity"]
+        (tmp_path / "bag").rename(tmp_path / "gone")
+        with make(60_000, 16) as bag:
+            fill(bag)
+            bag.checkpoint()
+        for _ in range(2):
+            with pytest.raises(FormatError, match="other tables lie there now"):
+                reader.refresh()
+            assert reader.rows([7, 19_999]).tolist() == [[28, 29, 30, 31], [79996, 79997, 79998, 79999]]
+        assert reader.stats()["capacity"] == capacity
+
+
 def test_tables_made_anew_are_not_taken_for_the_old_ones(tmp_path: Path) -> None:
     place = tmp_path / "bag"
     with EmbeddingBag(50, 4, path=place, dram="32MiB") as bag:

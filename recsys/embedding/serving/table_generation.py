@@ -126,10 +126,6 @@ class TableGeneration:
         """Rows that were trained."""
         return len(self.committed)
 
-    def follows(self, before: "TableGeneration") -> bool:
-        """Whether this is a later checkpoint of the same tables, or the same one."""
-        return self.about.made == before.about.made and self.committed.follows(before.committed)
-
     def trained(self, table: int, ids: Ints) -> NDArray[np.bool_]:
         """Return which rows of a table were trained."""
         found: NDArray[np.bool_] = self.committed.places(ids + self.about.bases[table]) >= 0

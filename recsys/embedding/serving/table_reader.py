@@ -190,10 +190,13 @@ class TableReader(RowSource):
                 return False
             try:
                 about = TableDescription(following)
+                others = FormatError(f"{following.path}: other tables lie there now; open them with TableReader")
+                if about.made != before.about.made:
+                    raise others
                 self._fit_cache(following, about)
                 generation = TableGeneration(following, about, self._reader)
-                if not generation.follows(before):
-                    raise FormatError(f"{following.path}: other tables lie there now; open them with TableReader")
+                if not generation.committed.follows(before.committed):
+                    raise others
             except BaseException:
                 following.close()
                 raise

@@ -57,8 +57,8 @@ class EmbeddingBag(OneTable):
     touched
         Most distinct rows that will ever be trained, for which the index of rows on SSD gets room: 53 bytes of `dram`
         each, or 8 for each row that there is. By default all, where that is half of `dram` at most; otherwise as many
-        as a quarter of `dram` has room for, and half as many again as were trained at each resume. The index takes
-        memory as rows come in use.
+        as a quarter of `dram` has room for, and half as many again as were trained at each resume, until the index
+        takes half of `dram`. The index takes memory as rows come in use.
     step_rows
         Most distinct rows of one step, for which working memory is set aside; by default the budget decides.
 
