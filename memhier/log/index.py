@@ -70,11 +70,11 @@ class LogIndex:
         self._live_bytes: Ints = np.zeros(16, np.int64)
 
     @staticmethod
-    def bytes_for(capacity: int, key_space: int | None = None) -> int:
-        """Return the most DRAM for records of one length."""
+    def bytes_for(capacity: int, key_space: int | None = None, at_once: bool = False) -> int:
+        """Return the most DRAM for records of one length; less where `expected` is the whole capacity, `at_once`."""
         if key_space is not None and _is_direct(capacity, key_space):
             return 8 * key_space
-        return _hashed_bytes(capacity)
+        return _hashed_bytes(capacity) - (_GROWTH_BYTES * capacity if at_once else 0)
 
     def __len__(self) -> int:
         return int(self._live.sum())

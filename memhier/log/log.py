@@ -71,6 +71,7 @@ class LogOptions:
     compact_below: float = 0
     key_space: int | None = None
     grows: bool = False
+    at_once: bool = False
 
     def __post_init__(self) -> None:
         if self.key_space is not None:
@@ -144,8 +145,9 @@ class Log:
         self.value_key: str = f"log/{name}"
         record = self._read_record(options.capacity)
         self._following = record.following
+        expected = options.capacity if options.at_once else record.live
         self.index: LogIndex = LogIndex(
-            options.capacity, record.record_bytes or None, options.key_space, options.grows, record.live
+            options.capacity, record.record_bytes or None, options.key_space, options.grows, expected
         )
         self.table: PartTable = PartTable()
         self.parts: dict[int, Part] = {}

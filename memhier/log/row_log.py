@@ -84,6 +84,9 @@ class RowLog(RecordLog):
         each of `capacity`, they take their place, and `capacity` is no limit.
     grows
         Whether a larger key doubles `key_space`, and with it the DRAM taken for places.
+    at_once
+        Whether the index takes its room for `capacity` keys at once, 36 bytes each. Else it grows with the keys, and 52
+        bytes each are the most that it takes.
     beside
         A log of the same store; this one writes in its transaction, and its commit makes both durable. The same thread
         changes them, they fail together, and they are closed together.
@@ -123,10 +126,11 @@ class RowLog(RecordLog):
         compact_below: float = 0,
         key_space: int | None = None,
         grows: bool = False,
+        at_once: bool = False,
         beside: RecordLog | None = None,
     ) -> None:
         self.row_bytes: int = check_int("row_bytes", row_bytes, 1, ROW_BYTES_MAX)
-        options = LogOptions(capacity, compact_below, key_space, grows)
+        options = LogOptions(capacity, compact_below, key_space, grows, at_once)
         super().__init__(store, name, reader, RowFormat(row_bytes, rows_per_page(row_bytes)), options, beside)
 
     @shielded

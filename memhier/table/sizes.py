@@ -179,9 +179,10 @@ class Sizes:
         return low
 
 
-def log_bytes(rows: int, row_bytes: int, key_space: int | None = None) -> int:
+def log_bytes(rows: int, row_bytes: int, key_space: int | None = None, *, at_once: bool = False) -> int:
     """Return the DRAM set aside for a log. It does not depend on its rows: a reopened table must have the same slots.
 
+    An index that takes its room `at_once` needs less than one that grows.
     It is enough to write each row once between two checkpoints; more writes take 4 to 12 bytes a page until the second.
     """
     packed = rows_per_page(row_bytes)
@@ -192,7 +193,7 @@ def log_bytes(rows: int, row_bytes: int, key_space: int | None = None) -> int:
     else:
         pages = page_after(rows * row_bytes) // PAGE_BYTES
     pages += page_after(rows * ENTRY.itemsize) // PAGE_BYTES
-    index = LogIndex.bytes_for(rows, key_space)
+    index = LogIndex.bytes_for(rows, key_space, at_once)
     return index + _TAIL_BYTES + WRITE_BUFFERS_BYTES + pages * _CHECKSUM_BYTES + _TABLES_BYTES
 
 

@@ -91,7 +91,9 @@ class Table:
         rows = int(options.rows)
         self._own_reader = self._own_store = None
         with ExitStack() as opened:
-            fixed_bytes = log_bytes(rows, row_bytes, key_space) + rewriting_bytes(row_bytes)
+            # Where the index is most of the budget, its growth has no room.
+            at_once = 2 * log_bytes(rows, row_bytes, key_space) > options.dram
+            fixed_bytes = log_bytes(rows, row_bytes, key_space, at_once=at_once) + rewriting_bytes(row_bytes)
             reader = options.reader
             if reader is None:
                 reader = self._own_reader = opened.enter_context(Reader())
@@ -113,7 +115,7 @@ class Table:
             self._schema.check()
             self.log: RowLog = RowLog(
                 store, options.name, row_bytes=row_bytes, reader=reader, capacity=rows, key_space=key_space,
-                compact_below=_COMPACT_BELOW,
+                compact_below=_COMPACT_BELOW, at_once=at_once,
             )  # fmt: skip
             opened.callback(self.log.close)
             self.log.compact_later()

@@ -47,6 +47,15 @@ def test_dram_follows_the_keys_in_use() -> None:
     assert index.memory_bytes <= LogIndex.bytes_for(len(index) * 5 // 4)
 
 
+def test_room_taken_at_once_needs_no_more_for_growth() -> None:
+    keys = 200_000
+    index = LogIndex(keys, LENGTH, expected=keys)
+    counts = index.memory_bytes - LogIndex.bytes_for(keys, at_once=True)  # of the parts
+    set_places(index, np.arange(keys), np.arange(keys))
+    assert 0 <= counts <= 1024
+    assert index.memory_bytes == LogIndex.bytes_for(keys, at_once=True) + counts < 0.8 * LogIndex.bytes_for(keys)
+
+
 def test_room_ends_at_the_capacity() -> None:
     index = LogIndex(2000, LENGTH)
     set_places(index, np.arange(1999), np.arange(1999))
