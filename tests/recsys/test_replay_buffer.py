@@ -236,13 +236,13 @@ def test_memory_grows_and_shrinks(tmp_path: Path) -> None:
 
 
 def test_a_steered_ratio_gives_way_and_recovers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ratio, read = SteeredRatio(0.8, tolerance=0.01), Storage.read
+    ratio, read = SteeredRatio(0.8, tolerance=0.01), Storage.read_settled
 
     def slow(*arguments: Any) -> None:
-        time.sleep(0.1)  # longer than a busy machine takes to come and wait
+        time.sleep(0.05)
         read(*arguments)
 
-    monkeypatch.setattr(Storage, "read", slow)
+    monkeypatch.setattr(Storage, "read_settled", slow)
     with filled(tmp_path / "b", swap=RandomSwap(ratio)) as buffer:
         for _ in range(6):
             buffer.feedback(buffer.sample(5))
