@@ -143,13 +143,13 @@ def test_slow_reads_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with make(tmp_path / "fast", "random", "reservoir", 1) as buffer:
         expected = run(buffer, STEPS)
     with make(tmp_path / "slow", "random", "reservoir", 1) as buffer:
-        read, chance = Storage.read, random.Random(1)
+        read, chance = Storage.read_settled, random.Random(1)
 
         def slow(*arguments: Any) -> None:
             time.sleep(chance.choice([0, 0, 0.01]))
             read(*arguments)
 
-        monkeypatch.setattr(Storage, "read", slow)
+        monkeypatch.setattr(Storage, "read_settled", slow)
         assert run(buffer, STEPS) == expected
         assert buffer.stats()["stalls"] > 0
         assert buffer.stats()["stall_s"] > 0
