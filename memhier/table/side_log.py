@@ -19,7 +19,7 @@ class SideLog:
     row_bytes, rows
         Bytes of a row; keys are 0 to ``rows - 1``.
     aside_bytes
-        DRAM of the budget that is left to the caller, who holds these rows in a form of its own.
+        DRAM of the budget that is left to the caller, which holds these rows in a form of its own.
     """
 
     name: str

@@ -15,7 +15,7 @@ DIMENSION, COUNT = 16, 900
 
 
 def audited(index):
-    """Wait until no query waits, and return what the audit found."""
+    """Wait until no query waits, and return the findings of the audit."""
     until = time.monotonic() + PATIENCE
     while (found := index.stats()["audit"])["waiting"]:
         assert time.monotonic() < until, found

@@ -81,7 +81,7 @@ def test_the_way_out_of_an_index_without_room_helps_each_time(tmp_path: Path) ->
             bag.checkpoint()
         filled = room - 1
         with make(tmp_path, 10**9, dram=dram, resume=True) as bag:
-            assert bag.tables.touched >= room  # what was trained opens in the same budget
+            assert bag.tables.touched >= room  # trained rows open in the same budget
         found = re.search(r"resume=True(?: and dram=(\d+))?,", str(caught.value))
         assert found is not None
         said.append(found[1])

@@ -164,7 +164,7 @@ def test_a_flipped_byte_is_told(tmp_path: Path) -> None:
 
 def test_a_damaged_transition_costs_the_batches_that_draw_it(tmp_path: Path) -> None:
     with TransitionBuffer(tmp_path / "b", **SETTINGS | {"capacity": 3000}) as buffer:
-        for _ in range(8):  # as many small parts as are joined by what comes next
+        for _ in range(8):  # as many small parts as the next call joins
             buffer.add(transitions(buffer.added, 10))
             buffer.checkpoint()
     (damaged,) = (tmp_path / "b" / "segments").glob("rows-0*")

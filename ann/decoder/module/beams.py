@@ -2,8 +2,8 @@
 
 It stands for the processors of a call with beams, and follows the texts from step to step, with the hidden states on
 their ways. Transformers add up the scores that it returns; where bounds leave a choice of theirs open, it takes the
-full product of single states first (:mod:`memhier.ann.decoder.module.proof`), and the scores make up for what the ones
-before had left out. A text that ends has its exact score, which is compared with those of other lengths.
+full product of single states first (:mod:`memhier.ann.decoder.module.proof`), and the scores make up for the log Z
+that earlier ones had left out. A text that ends has its exact score, which is compared with those of other lengths.
 """
 
 from dataclasses import dataclass

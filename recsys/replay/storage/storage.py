@@ -218,7 +218,7 @@ class Storage:
         self.read_settled(positions, out)
 
     def read_settled(self, positions: Ints, out: Columns) -> None:
-        """Do what `read` does, on any thread, for positions that were settled."""
+        """Read samples as `read` does, on any thread, at positions that were settled."""
         if isinstance(self.samples, Samples):
             records = self.samples.get(positions)
             there = [record for record in records if record is not None]

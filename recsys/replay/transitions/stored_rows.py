@@ -203,7 +203,7 @@ class StoredRows:
         return [(part.start, part.count) for part in self._parts]
 
     def close(self) -> None:
-        """Forget what was not committed, and let go of the reader's files."""
+        """Forget uncommitted changes, and let go of the reader's files."""
         if self._tx is not None:
             self._tx.abort()
         for part in self._parts:
