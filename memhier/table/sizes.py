@@ -1,7 +1,7 @@
 """How a DRAM budget is divided among the parts of a tier."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from memhier.table.cache import Pins
 from memhier.table.keep_all import KeepAll
 from memhier.table.writer import WriteQueue, batch_rows
 
-__all__ = ["TRAINING_ASIDE", "Sizes", "TierNeeds", "check_policy", "log_bytes", "make_policy", "policy_bytes",
+__all__ = ["TRAINING_ASIDE", "Sizes", "TierNeeds", "check_policy", "divide", "log_bytes", "make_policy", "policy_bytes",
            "rows_within"]  # fmt: skip
 
 # Training leaves this share of its budget: half for batches known ahead, half for a step's working memory.
@@ -72,7 +72,7 @@ class TierNeeds:
     policy_bytes
         The policy's bytes for each row that is resident or comes with the next call, at most.
     fixed_bytes
-        Bytes that do not depend on the capacity: `log_bytes`, the buffers of the reader.
+        Bytes that do not depend on the capacity: the buffers of the reader; and `log_bytes`, once :func:`divide` adds them.
     aside
         Share of the budget that is left to the caller.
     """
@@ -156,6 +156,10 @@ class Sizes:
             dram = needed
         return dram
 
+    def fits(self, policy: str | Policy) -> bool:
+        """Whether the budget has room for the given policy's capacity, or for one slot."""
+        return self.total(_least(policy)) <= self._dram
+
     def solve(self, policy: str | Policy) -> int:
         """Return the number of slots: the most that fit the budget, or the given policy's capacity.
 
@@ -164,8 +168,8 @@ class Sizes:
         BudgetError
             When the policy's capacity does not fit, or not even one slot.
         """
-        low = 1 if isinstance(policy, str) else policy.capacity
-        if self.total(low) > self._dram:
+        low = _least(policy)
+        if not self.fits(policy):
             raise BudgetError(
                 f"dram={format_bytes(self._dram)}: too little for {low} rows of {self.needs.row_bytes} bytes beside "
                 f"{format_bytes(self.needs.fixed_bytes)} for the log's index and the buffers of log and reader; "
@@ -177,6 +181,27 @@ class Sizes:
             middle = (low + high) // 2
             low, high = (middle, high) if self.total(middle) <= self._dram else (low, middle)
         return low
+
+
+def _least(policy: str | Policy) -> int:
+    """Return the fewest slots that serve this policy."""
+    return 1 if isinstance(policy, str) else policy.capacity
+
+
+def divide(needs: TierNeeds, dram: int, rows: int, policy: str | Policy) -> tuple[Sizes, bool]:
+    """Return the parts of a budget for `rows` rows, and whether the log's index takes its room at once.
+
+    `needs` are those beside the log. The index does not grow where it is most of the budget, or where nothing else fits.
+    """
+
+    def with_log(at_once: bool) -> tuple[int, Sizes]:
+        log = log_bytes(rows, needs.encoded_bytes, needs.key_space, at_once=at_once)
+        return log, Sizes(replace(needs, fixed_bytes=needs.fixed_bytes + log), dram)
+
+    log, sizes = with_log(at_once=False)
+    if 2 * log <= dram and sizes.fits(policy):
+        return sizes, False
+    return with_log(at_once=True)[1], True
 
 
 def log_bytes(rows: int, row_bytes: int, key_space: int | None = None, *, at_once: bool = False) -> int:

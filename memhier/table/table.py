@@ -27,7 +27,7 @@ from memhier.table.loader import Initial, Job, Loader
 from memhier.table.schema import RowSchema
 from memhier.table.shortage import Shortage
 from memhier.table.side_log import SideLog
-from memhier.table.sizes import Sizes, TierNeeds, check_policy, log_bytes, make_policy, policy_bytes
+from memhier.table.sizes import TierNeeds, check_policy, divide, make_policy, policy_bytes
 from memhier.table.writer import WriteQueue, Writer
 
 __all__ = ["KIND", "Ints", "Options", "Table", "store_bytes"]
@@ -91,9 +91,7 @@ class Table:
         rows = int(options.rows)
         self._own_reader = self._own_store = None
         with ExitStack() as opened:
-            # Where the index is most of the budget, its growth has no room.
-            at_once = 2 * log_bytes(rows, row_bytes, key_space) > options.dram
-            fixed_bytes = log_bytes(rows, row_bytes, key_space, at_once=at_once) + rewriting_bytes(row_bytes)
+            fixed_bytes = rewriting_bytes(row_bytes)
             reader = options.reader
             if reader is None:
                 reader = self._own_reader = opened.enter_context(Reader())
@@ -104,7 +102,7 @@ class Table:
                 layout, row_bytes, codec.lossless, key_space, options.batch, policy_bytes(options.policy), fixed_bytes,
                 options.aside,
             )  # fmt: skip
-            sizes = Sizes(needs, options.dram)
+            sizes, at_once = divide(needs, options.dram, rows, options.policy)
             capacity = sizes.solve(options.policy)
             # Only now: a budget that is too small leaves no store behind.
             store = options.store

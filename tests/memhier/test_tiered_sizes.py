@@ -20,13 +20,13 @@ from memhier.table.tiered import Tiered
 ROWS = 200
 
 
-def open_tier(place: Path, dim: int, dram: int, **options: Any) -> Tiered:
-    return Tiered(place, "t", np.float32, dim, rows=ROWS, dram=dram, **options)
+def open_tier(place: Path, dim: int, dram: int, rows: int = ROWS, **options: Any) -> Tiered:
+    return Tiered(place, "t", np.float32, dim, rows=rows, dram=dram, **options)
 
 
-def smallest(place: Path, dim: int) -> int:
+def smallest(place: Path, dim: int, rows: int = ROWS) -> int:
     with pytest.raises(BudgetError) as caught:
-        open_tier(place, dim, 1)
+        open_tier(place, dim, 1, rows)
     found = re.search(r"dram=(\d+) would be enough", str(caught.value))
     assert found is not None
     return int(found[1])
@@ -58,6 +58,17 @@ def test_a_budget_means_the_same_however_long_the_log_has_become(tmp_path: Path,
         assert (tier.capacity, tier.batch) == (capacity, batch)
         assert tier.memory_bytes <= dram
         assert tier.gather([ROWS - 1])[0, 0] == ROWS - 1
+
+
+@pytest.mark.parametrize("dim", [1, 1000, 2**18])
+@pytest.mark.parametrize("rows", [1, 200, 50_000, 400_000])
+def test_a_budget_that_would_be_enough_is_enough_and_so_is_more(tmp_path: Path, dim: int, rows: int) -> None:
+    """Whether the index is most of the budget or hardly any of it."""
+    enough = smallest(tmp_path / "s", dim, rows)
+    for more in (0, 1, 4 * dim, 16 * rows - 1, 16 * rows, 52 * rows, 2 * enough):
+        with open_tier(tmp_path / str(more), dim, enough + more, rows=rows) as tier:
+            assert tier.memory_bytes <= enough + more
+            assert tier.capacity >= 1
 
 
 def test_many_parts_take_nothing_from_the_rows(tmp_path: Path) -> None:
