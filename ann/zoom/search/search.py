@@ -1,6 +1,6 @@
 """The way of a search: from queries to lists, to candidates with bounds, to rounds of reads, to ids."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, Self, TypeAlias
 
@@ -122,6 +122,15 @@ class Found:
     ranked: Tallies
     cut_short: npt.NDArray[np.bool_]
 
+    def take(self, rows: Ints | npt.NDArray[np.bool_]) -> Self:
+        """Return a copy of some rows."""
+        return type(self)(*[getattr(self, each.name)[rows] for each in fields(self)])
+
+    def put(self, rows: Ints | npt.NDArray[np.bool_], more: Self) -> None:
+        """Put others in the place of some rows."""
+        for each in fields(self):
+            getattr(self, each.name)[rows] = getattr(more, each.name)
+
 
 def candidate_limit(k: int, effort: Effort, scan_bytes: int) -> int:
     """Return how many candidates of a query are kept, as far as there is room for them."""
@@ -195,7 +204,7 @@ class Search:
         if (compiled := self._compiled(effort)) is None:
             self._find_in_steps(queries, k, effort, limits, radius, found)
         else:
-            self._find_in_one_call(compiled, queries, effort, limits, radius, found)
+            self._find_in_calls(compiled, queries, effort, limits, radius, found)
         if radius is not None:
             far = found.distances > radius[:, None]
             found.ids[far], found.distances[far] = -1, np.inf
@@ -203,27 +212,47 @@ class Search:
 
     def _compiled(self, effort: Effort) -> Any:
         """Return the state that one call of the native core searches with an effort; None where it takes steps."""
-        if effort.candidates is not None or effort.loss or self.trace is not None or self.reader.compiled is None:
+        if effort.candidates is not None or self.trace is not None or self.reader.compiled is None:
             return None
         rows, snapshot = self.selection.rows, self.snapshot
         if not rows.total:
             return None
         return snapshot.compiled if rows is snapshot.findable else snapshot.compiled_of(rows)
 
-    def _find_in_one_call(
+    def _find_in_calls(
         self, compiled: Any, queries: Floats, effort: Effort, limits: ReadLimits, radius: Floats | None, found: Found
     ) -> None:
-        """Fill `found` by calls of the native core, each for as many queries as there is room for."""
+        """Fill `found` by calls of the native core."""
+        few, most = self._candidate_limits(found.ids.shape[1], effort)
+        self._find_in_one_call(compiled, queries, effort, limits, radius, found, few, put_off=few < most)
+        cut = found.scanned["cut_short"] > 0
+        if few < most and np.count_nonzero(cut):
+            more = found.take(cut)
+            near = None if radius is None else radius[cut]
+            self._find_in_one_call(compiled, queries[cut], effort, limits, near, more, most)
+            more.scanned["scanned"] += found.scanned["scanned"][cut]  # scanned once more
+            found.put(cut, more)
+        if effort.most is None or most < USUAL_MOST * effort.most:
+            found.cut_short[:] = found.scanned["cut_short"] > 0
+
+    def _find_in_one_call(
+        self, compiled: Any, queries: Floats, effort: Effort, limits: ReadLimits, radius: Floats | None, found: Found,
+        limit: int, *, put_off: bool = False,
+    ) -> None:  # fmt: skip
+        """Fill `found` by calls of the native core, each for as many queries as there is room for.
+
+        With `put_off`, nothing is found for a query that has more candidates than the limit.
+        """
         core, reader, snapshot = backend.core, self.reader.compiled, self.snapshot
         assert core is not None
         assert reader is not None
         count, k = found.ids.shape
-        limit, among = candidate_limit(k, effort, snapshot.scan_bytes), self.selection.rows.lists
+        among = self.selection.rows.lists
         routes = snapshot.preview.router.routes(effort.nprobe, in_order=effort.gap < np.inf, among=among)
         hard = core.SearchEffort(
             k=k, eps=effort.eps, least=effort.least, gap=effort.gap, clear=effort.clear, most=effort.most or 0,
-            usual=effort.usual, most_times=USUAL_MOST, limit=limit, max_reads=limits.max_reads,
-            deadline=limits.deadline,
+            usual=effort.usual, most_times=USUAL_MOST, limit=limit, first_round=_first_round(k, effort),
+            max_reads=limits.max_reads, deadline=limits.deadline, loss=effort.loss, put_off=put_off,
         )  # fmt: skip
         workspace = _NO_WORKSPACE if self.workspace is None else self.workspace
         step = self._queries_together(effort, limit)
@@ -256,16 +285,17 @@ class Search:
             if self.sightings is not None:
                 self.note(ranking)
             self._add_fresh(found, part, queries, k)
-        if effort.most is None or limit < USUAL_MOST * effort.most:
-            found.cut_short[:] = found.scanned["cut_short"] > 0
+
+    def _candidate_limits(self, k: int, effort: Effort) -> tuple[int, int]:
+        """Return how many candidates of a query are kept at first, and of one that has more."""
+        most = candidate_limit(k, effort, self.snapshot.scan_bytes)
+        return min(most, max(4 * k, 2 * effort.usual, _LIMIT_FEW)) if effort.loss else most, most
 
     def _find_in_steps(
         self, queries: Floats, k: int, effort: Effort, limits: ReadLimits, radius: Floats | None, found: Found
     ) -> None:
         """Fill `found` by a scan, then a ranking, of as many queries at a time as there is room for."""
-        snapshot = self.snapshot
-        most = candidate_limit(k, effort, snapshot.scan_bytes)
-        few = min(most, max(4 * k, 2 * effort.usual, _LIMIT_FEW)) if effort.loss else most
+        few, most = self._candidate_limits(k, effort)
         rows = np.arange(len(queries))
         for limit in sorted({few, most}):  # only the queries with more candidates take the room for them
             is_last = limit == most
@@ -432,7 +462,7 @@ class Search:
         ranking = self.rank(
             queries, positions, counts, lower=lower[inside], thresholds=thresholds, k=k, rounds=rounds,
             ids=None if candidates.ids is None else candidates.ids[:, :widest][inside],
-            first_round=effort.candidates or (k + k // 2 if effort.loss else k),
+            first_round=effort.candidates or _first_round(k, effort),
             max_reads=limits.max_reads, deadline=limits.deadline,
             page_rows=self.selection.rows.page_rows if self.snapshot.page_rows and bounded else None,
         )  # fmt: skip
@@ -441,6 +471,11 @@ class Search:
         if self.sightings is not None:
             self.note(ranking)
         return ranking
+
+
+def _first_round(k: int, effort: Effort) -> int:
+    """Return the most candidates of the first round of reads."""
+    return k + k // 2 if effort.loss else k
 
 
 def _merge(found: Found, part: slice | Ints, near: tuple[Ints, Floats], k: int) -> None:

@@ -673,8 +673,11 @@ class SearchEffort:
         usual: int,
         most_times: int,
         limit: int,
+        first_round: int,
         max_reads: int,
         deadline: float,
+        loss: float,
+        put_off: bool,
     ) -> None: ...
 
 class SearchRequest:

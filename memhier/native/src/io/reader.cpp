@@ -311,7 +311,7 @@ class PageReader {
                            found.ids.data(),
                            found.thresholds.data(),
                            of.effort.k,
-                           of.effort.k,
+                           of.effort.first_round,
                            of.effort.max_reads,
                            time_limit(of.effort.deadline),
                            {workspace.data(), workspace.bytes()},

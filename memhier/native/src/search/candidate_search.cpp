@@ -4,6 +4,8 @@
 #include <array>
 #include <span>
 
+#include "search/likely.hpp"
+
 namespace memhier {
 
 CandidateSearch::CandidateSearch(const IndexState& state, const SearchEffort& effort, const Routes& routes)
@@ -61,10 +63,10 @@ bool CandidateSearch::is_short() const {
 // Adds the candidates of the present query.
 void CandidateSearch::take(const float* query, const float* radius, std::int64_t* admitted, RankedRows& found) {
   const std::vector<Found>& items = progress_.admitted.items();
-  const auto all = static_cast<std::int64_t>(items.size());
-  *admitted = effort_.kept(all, progress_.admitted.truncated());
+  const std::size_t count = kept();
+  *admitted = static_cast<std::int64_t>(count);
   const QuerySpace::Distances distance(state_.space, query);
-  for (const Found& item : std::span(items).first(static_cast<std::size_t>(*admitted))) {
+  for (const Found& item : std::span(items).first(count)) {
     const auto part = static_cast<std::size_t>(item.row.position >> kPartShift);
     const std::int64_t row = item.row.position & ((std::int64_t{1} << kPartShift) - 1);
     found.files.push_back(state_.rows[part].file);
@@ -75,6 +77,16 @@ void CandidateSearch::take(const float* query, const float* radius, std::int64_t
   const float threshold = distance(threshold_);
   found.thresholds.push_back(radius == nullptr ? threshold : std::min(threshold, *radius));
   found.first.push_back(static_cast<std::int64_t>(found.ids.size()));
+}
+
+// How many candidates of the present query are ranked.
+std::size_t CandidateSearch::kept() {
+  const std::vector<Found>& items = progress_.admitted.items();
+  const bool cut_short = progress_.admitted.truncated();
+  if (cut_short && effort_.put_off) return 0;
+  const auto all = static_cast<std::size_t>(effort_.kept(static_cast<std::int64_t>(items.size()), cut_short));
+  if (!(effort_.loss > 0)) return all;
+  return likely(std::span(items).first(all), effort_.k, effort_.eps, effort_.loss, estimates_);
 }
 
 }  // namespace memhier

@@ -12,19 +12,22 @@
 
 namespace memhier {
 
-// How hard a search looks; see Effort of memhier.ann.zoom.preview. `most` is 0 for as many as the limit lets in.
+// How hard a search looks; see Effort of memhier.ann.zoom.preview. `most` is 0 for as many as the limit lets in. A query
+// with more candidates than the limit has none at all where it is `put_off`: to be searched once more, with more room.
 struct SearchEffort {
   std::size_t k;
   float eps;
   std::int64_t least;
   float gap, clear;
   std::int64_t most, usual, most_times;
-  std::size_t limit, max_reads;
+  std::size_t limit, first_round, max_reads;
   double deadline;
+  float loss;
+  bool put_off;
 
   void check() const {
-    require(k >= 1 && limit >= k && most >= 0 && usual >= 1 && most_times >= 1 && max_reads >= 1,
-            "effort: k of at least 1 and at most limit; usual, most_times, max_reads: at least 1");
+    require(k >= 1 && limit >= k && most >= 0 && usual >= 1 && most_times >= 1 && first_round >= 1 && max_reads >= 1,
+            "effort: k of at least 1 and at most limit; usual, most_times, first_round, max_reads: at least 1");
   }
   // How many of a query's candidates are ranked: where some were dropped for lack of room their number is unknown.
   std::int64_t kept(std::int64_t count, bool cut_short) const {
@@ -58,6 +61,7 @@ class CandidateSearch {
   void scan(const float* turned, const Spread& spread, ListRouter& lists, std::size_t which);
   bool is_short() const;
   void take(const float* query, const float* radius, std::int64_t* admitted, RankedRows& found);
+  std::size_t kept();
 
   const IndexState& state_;
   const SearchEffort& effort_;
@@ -67,7 +71,7 @@ class CandidateSearch {
   Progress progress_;
   std::int64_t scanned_ = 0;  // codes of the present query
   float threshold_ = 0;       // remoteness, beyond which its candidates are refused
-  std::vector<float> mapped_, turned_, aims_;
+  std::vector<float> mapped_, turned_, aims_, estimates_;
 };
 
 }  // namespace memhier
