@@ -11,6 +11,7 @@ a filter, looks at more lists, as its neighbours are farther. One in two of the 
 lists. No part of the effort for a recall exceeds that for a higher one, so a higher recall never costs less.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self, TypeAlias
@@ -54,6 +55,7 @@ _ALONE_LOSS = 0.4  # of the loss allowed, where rows are read alone
 _STORED = tuple(each.name for each in fields(Effort))[:7]  # without those of filters
 _UNLIKELY = 0.5  # of the loss allowed under a filter, for candidates that are hardly neighbours
 _ID_BYTES = 4  # of most ids
+_FILTERED_MOST = 32  # efforts under filters that are kept
 _GROWTH = 0.5  # of the lists with the neighbours wanted, at least: a power
 
 Floats: TypeAlias = npt.NDArray[np.float32]
@@ -92,6 +94,9 @@ class Calibration:
     changes: int = 0
     tuned: bool = False
     tried: dict[int, Steps] = field(default_factory=dict)
+    _under_filters: dict[tuple[int, float, int], tuple[Effort, float]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @property
     def worn(self) -> bool:
@@ -145,7 +150,8 @@ class Calibration:
                 found = replace(found, most=times * found.most, usual=times * found.usual)
             if found.candidates is not None:
                 return replace(found, candidates=-(-k * found.candidates // known)), reached
-            found = self._spread(found, k, recall)
+            wide = self._wide(k)
+            found = _grown(*self._spread(found, wide, recall), k / wide)
         return found, reached and k <= known
 
     def filtered(self, k: int, recall: float, share: float) -> Effort:
@@ -155,6 +161,16 @@ class Calibration:
         vectors. So the search takes the lists that any number of neighbours needs, and half of the loss is allowed. As
         the selected rows lie scattered, no row counts on being read for another's sake.
         """
+        wanted = k / max(share, 1e-9)
+        key = k, recall, self._wide(wanted)
+        if (known := self._under_filters.get(key)) is None:
+            if len(self._under_filters) >= _FILTERED_MOST:
+                self._under_filters.clear()
+            known = self._under_filters[key] = self._under_filter(*key)
+        return _grown(*known, wanted / key[2])
+
+    def _under_filter(self, k: int, recall: float, wide: int) -> tuple[Effort, float]:
+        """Return the effort of :meth:`filtered` for `wide` neighbours, and how its lists grow with their number."""
         strict = 1 - (1 - recall) / 2
         found = self.measured(k, strict)[0]
         every = [self._at(each, strict)[0] for each in self.efforts if each >= min(k, max(self.efforts))]
@@ -163,7 +179,7 @@ class Calibration:
             gap=max(found.gap, *(each.gap for each in every)), most=None,
             loss=_UNLIKELY * (1 - recall) * k if self.bounds_hold and not self.changed_much else 0.0,
         )  # fmt: skip
-        return self._spread(found, k / max(share, 1e-9), strict)
+        return self._spread(found, wide, strict)
 
     def of_radius(self, found: Effort, recall: float) -> Effort:
         """Return an effort for `recall` where a radius, not the k-th nearest, may decide which vectors are read.
@@ -186,19 +202,21 @@ class Calibration:
         """Return the usual recall of a query that reads at most so many pages for `k` neighbours."""
         return max((recall for recall, _, read in self.efforts[self._known(k)] if read <= pages), default=0.0)
 
-    def _spread(self, found: Effort, wanted: float, recall: float) -> Effort:
-        """Return an effort for `wanted` neighbours, which is routed to more lists at first."""
-        wide = min((each for each in self.efforts if each >= wanted), default=max(self.efforts))
+    def _wide(self, wanted: float) -> int:
+        """Return the least number of neighbours measured that is no less than `wanted`, or the most measured."""
+        return min((each for each in self.efforts if each >= wanted), default=max(self.efforts))
+
+    def _spread(self, found: Effort, wide: int, recall: float) -> tuple[Effort, float]:
+        """Return an effort that is routed to the lists of `wide` neighbours, and how these grow: a power."""
         lists, _ = self._at(wide, recall)
-        nprobe = float(max(found.nprobe, lists.nprobe))
-        if wanted > wide:  # with the growth from the number of neighbours before
-            before = max((each for each in self.efforts if each < wide), default=wide)
-            near, _ = self._at(before, recall)
-            growth = np.log(max(lists.nprobe / near.nprobe, 1)) / np.log(wide / before) if before < wide else _GROWTH
-            nprobe *= (wanted / wide) ** max(float(growth), _GROWTH)
-        return replace(
-            found, nprobe=int(np.ceil(nprobe)), least=max(found.least, lists.least), gap=max(found.gap, lists.gap),
+        before = max((each for each in self.efforts if each < wide), default=wide)
+        near, _ = self._at(before, recall)
+        growth = np.log(max(lists.nprobe / near.nprobe, 1)) / np.log(wide / before) if before < wide else _GROWTH
+        found = replace(
+            found, nprobe=max(found.nprobe, lists.nprobe), least=max(found.least, lists.least),
+            gap=max(found.gap, lists.gap),
         )  # fmt: skip
+        return found, max(float(growth), _GROWTH)
 
     def _known(self, k: int) -> int:
         return min((each for each in self.efforts if each >= k), default=max(self.efforts))
@@ -221,6 +239,11 @@ class Calibration:
         about = {name: values[name] for name in ("queries", "vectors", "changes", "tuned")}
         efforts, tried = (_of_plain(values.get(name, {})) for name in ("efforts", "tried"))
         return cls(efforts=efforts, tried=tried, reached=reached, alone=alone, **about)
+
+
+def _grown(found: Effort, power: float, times: float) -> Effort:
+    """Return an effort for so many times its neighbours; itself for no more."""
+    return replace(found, nprobe=math.ceil(found.nprobe * times**power)) if times > 1 else found
 
 
 def _reaching(steps: Steps, recall: float) -> Effort | None:

@@ -186,17 +186,19 @@ class Preview:
         """
         return self.router.route(self.aims(turned), nprobe, in_order=in_order, among=among)
 
-    def cautious(self, effort: Effort) -> Effort:
-        """Return an effort whose scan ends at no list that may hold one of the `k` nearest, wherever they lie.
+    def cautious(self, gap: float) -> tuple[float, float]:
+        """Return the `gap` and `clear` of a scan that ends at no list that may hold one of the `k` nearest.
 
         The `k` nearest that a filter leaves may lie far beyond all near lists. Seen from the centroid of its list, the
         direction of such a vector is any that residuals have; only of near vectors is it that of the query.
         """
-        if self.inner:
-            return replace(effort, gap=max(effort.gap, _SURE - REACH))
+        return (max(gap, _SURE - REACH), 0.0) if self.inner else (gap, self._clear)
+
+    @cached_property
+    def _clear(self) -> float:
         assert isinstance(self.book, CodeBook)
         along = _SURE**2 * float(self.book.share @ self.book.share)  # squared, of the greatest cosine
-        return replace(effort, clear=1 / (1 - along) if along < 1 else np.inf)
+        return 1 / (1 - along) if along < 1 else np.inf
 
     def remoteness(self, turned: Floats, probes: Ints) -> Floats:
         """Return that of the centroids of lists ``[q, p]`` from turned queries: squared distance, or ``-2 <q, c>``."""

@@ -111,20 +111,22 @@ def _filtered(state: IndexSnapshot, k: int, recall: float, selection: Selection)
     calibration, lists = state.calibration, state.preview.lists
     held = lists if selection.rows.lists is None else len(selection.rows.lists)
     effort = calibration.filtered(k, recall, selection.share)
-    if state.space.padded < _NORMAL_AXES:
-        effort = replace(effort, loss=0.0)
-    wary = state.preview.cautious(effort)
-    if held <= _NEARLY * effort.nprobe:
-        wary = replace(wary, nprobe=lists)
+    gap, clear = state.preview.cautious(effort.gap)
+    nprobe, loss = effort.nprobe, 0.0 if state.space.padded < _NORMAL_AXES else effort.loss
+    if held <= _NEARLY * nprobe:
+        nprobe = lists
     if selection.left > max(_FEW, _FEW_OF_K * k):
-        return wary if wary.clear < np.inf else replace(wary, clear=0.0)
+        return replace(effort, nprobe=nprobe, gap=gap, clear=clear if clear < np.inf else 0.0, loss=loss)
     usual, known = calibration.measured(k, 1 - (1 - recall) / 2)
     known = known and calibration.bounds_hold
+    eps, least = effort.eps, effort.least
     if not known or selection.left <= _FEWEST:
-        wary = replace(wary, eps=max(effort.eps, _eps_of_few(calibration, k, recall)))
-    if known and held > _FEW_LISTS and wary.clear < np.inf:
-        return replace(wary, least=usual.least)
-    return replace(wary, nprobe=lists, gap=np.inf)
+        eps = max(eps, _eps_of_few(calibration, k, recall))
+    if known and held > _FEW_LISTS and clear < np.inf:
+        least = usual.least
+    else:
+        nprobe, gap = lists, np.inf
+    return replace(effort, nprobe=nprobe, eps=eps, least=least, gap=gap, clear=clear, loss=loss)
 
 
 def _eps_of_few(calibration: Calibration, k: int, recall: float) -> float:

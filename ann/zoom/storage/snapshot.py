@@ -90,20 +90,27 @@ class IndexSnapshot:
 
         None where there is no core, and where a search takes several steps: with codes on SSD, or without bounds.
         """
+        if (shared := self._compiled_for_all) is None:
+            return None
+        return backend.core.IndexState(  # type: ignore[union-attr]
+            **shared,
+            parts=[part.compiled for part in rows.coded if isinstance(part, CodedPart)],
+            routing=self.preview.router.compiled(rows.lists),
+            page_rows=[part.compiled for part in rows.page_rows],
+        )  # fmt: skip
+
+    @cached_property
+    def _compiled_for_all(self) -> dict[str, Any] | None:
+        """The state without the rows that may be found, made once for all searches."""
         core, preview, space = backend.core, self.preview, self.space
         if core is None or preview.on_ssd or not isinstance(preview.book, CodeBook):
             return None
-        return core.IndexState(
-            space=preview.book.space(METRICS.index(space.metric), space.dimension, space.scale),
-            **preview.compiled,
-            parts=[part.compiled for part in rows.coded if isinstance(part, CodedPart)],
-            routing=preview.router.compiled(rows.lists),
-            stored=core.StoredRows(
-                type=ROW_DTYPES.index(self.dtype_name), row_bytes=self.row_bytes, per_page=self.page_rows,
-                hot_keys=self.hot.keys, hot_pages=self.hot.pages,
-            ),
-            page_rows=[part.compiled for part in rows.page_rows],
+        stored = core.StoredRows(
+            type=ROW_DTYPES.index(self.dtype_name), row_bytes=self.row_bytes, per_page=self.page_rows,
+            hot_keys=self.hot.keys, hot_pages=self.hot.pages,
         )  # fmt: skip
+        of_queries = preview.book.space(METRICS.index(space.metric), space.dimension, space.scale)
+        return {"space": of_queries, "stored": stored, **preview.compiled}
 
     @cached_property
     def count(self) -> int:
