@@ -37,6 +37,7 @@ __all__ = [
     "check_name",
     "check_names",
     "check_types",
+    "conjuncts",
     "is_list",
     "item_type",
     "leaves",
@@ -272,6 +273,13 @@ def leaves(expression: Expression) -> Iterator[Leaf]:
     else:
         assert isinstance(expression, Leaf)
         yield expression
+
+
+def conjuncts(expression: Expression) -> list[Expression]:
+    """Return conditions that are all true where one is."""
+    if not isinstance(expression, And):
+        return [expression]
+    return [each for operand in expression.operands for each in conjuncts(operand)]
 
 
 def row_bytes(expression: Expression) -> int:

@@ -1,17 +1,19 @@
 """Filters that ask for items of lists alone: evaluated on bitmaps that postings fill, without a byte for each row."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
 from memhier.ann.zoom.filters.bitmaps import Words, word_count
-from memhier.ann.zoom.filters.conditions import And, Contains, Expression, IsNull, Not, Or, Value, leaves
+from memhier.ann.zoom.filters.conditions import And, Contains, Expression, IsNull, Not, Or, Value, conjuncts, leaves
 from memhier.ann.zoom.filters.postings import LOOK_UP_BYTES
 from memhier.ann.zoom.filters.stored_lists import StoredListColumn
 
 __all__ = ["ItemFilter", "Posted"]
 
+_TOGETHER = 8  # conditions on items of a column that all have to be true, at most
 _LEAF_BITMAPS = 2  # that a condition holds: its rows, and those that are null
 
 
@@ -60,6 +62,8 @@ class ItemFilter:
         """Return the neighbouring rows where a condition is `wanted`, as `conditions.select` does."""
         if isinstance(expression, Not):
             return self._selected(expression.operand, start, count, not wanted)
+        if wanted and isinstance(expression, And):
+            return self._all_of(expression, start, count)
         if isinstance(expression, And | Or):
             every = isinstance(expression, And) == wanted
             rows = self._selected(expression.operands[0], start, count, wanted)
@@ -72,7 +76,29 @@ class ItemFilter:
         if isinstance(expression, IsNull):
             return self._null(expression.name, start, count, wanted)
         assert isinstance(expression, Contains)
-        return self._holding(expression.name, expression.values, start, count, wanted)
+        return self._holding(expression.name, [expression.values], start, count, wanted)
+
+    def _all_of(self, expression: And, start: int, count: int) -> Words:
+        """Return the neighbouring rows where all operands are true: those of a column that ask for items together."""
+        groups: dict[str, list[tuple[Value, ...]]] = {}
+        others = list[Expression]()
+        for operand in conjuncts(expression):
+            if isinstance(operand, Contains):
+                groups.setdefault(operand.name, []).append(operand.values)
+            else:
+                others.append(operand)
+        asked = [
+            partial(self._holding, name, every[first : first + _TOGETHER], start, count, True)
+            for name, every in groups.items()
+            for first in range(0, len(every), _TOGETHER)
+        ]
+        asked += [partial(self._selected, operand, start, count, True) for operand in others]
+        rows = asked[0]()
+        for further in asked[1:]:
+            if not rows.any():
+                break  # further postings cannot change the result: they are not read
+            np.bitwise_and(rows, further(), out=rows)
+        return rows
 
     def _null(self, name: str, start: int, count: int, wanted: bool) -> Words:
         posted = self._columns.get(name)
@@ -83,11 +109,11 @@ class ItemFilter:
             return np.zeros(word_count(count), np.uint64) if wanted else _every(count)
         return nulls if wanted else nulls ^ _every(count)
 
-    def _holding(self, name: str, values: tuple[Value, ...], start: int, count: int, wanted: bool) -> Words:
+    def _holding(self, name: str, groups: list[tuple[Value, ...]], start: int, count: int, wanted: bool) -> Words:
         posted = self._columns.get(name)
         if posted is None:
             return np.zeros(word_count(count), np.uint64)
-        rows = posted.column.holding(start, count, values, posted.directory)
+        rows = posted.column.holding(start, count, groups, posted.directory)
         if wanted:
             return rows  # postings have no row that is null
         np.bitwise_xor(rows, _every(count), out=rows)
@@ -108,5 +134,5 @@ def _bitmaps(expression: Expression) -> int:
     if isinstance(expression, Not):
         return _bitmaps(expression.operand)
     if isinstance(expression, And | Or):
-        return 1 + max(map(_bitmaps, expression.operands))
+        return 1 + max(min(_TOGETHER, len(conjuncts(expression))), *map(_bitmaps, expression.operands))
     return 1 + _LEAF_BITMAPS

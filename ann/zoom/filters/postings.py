@@ -9,7 +9,7 @@ of each block i64 its first row, i64 where its records begin, i64 their number; 
 """
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -139,13 +139,14 @@ class Postings:
         heads = self._reader.read(self._handle, [heads_at], 8 * pages)[0] if pages else np.empty(0, np.uint8)
         return np.concatenate([blocks.view(np.uint64), heads.view(np.uint64)])
 
-    def holding(self, start: int, count: int, items: npt.NDArray[Any], directory: Words) -> Words:
-        """Return which of neighbouring rows hold one of `items`, which ascend and differ, a bit for each.
+    def holding(self, start: int, count: int, groups: Sequence[npt.NDArray[Any]], directory: Words) -> Words:
+        """Return which of neighbouring rows hold one of the items of every group, a bit for each.
 
-        `directory` is that of :meth:`directory`; `start` is a multiple of 64. It takes `LOOK_UP_BYTES` of DRAM.
+        The items of a group ascend and differ. `directory` is that of :meth:`directory`; `start` is a multiple of 64.
+        It takes `LOOK_UP_BYTES` of DRAM, and as many bits as are returned for each group but the first.
         """
         found = np.zeros(word_count(count), np.uint64)
-        if not len(items) or not self._count:
+        if not self._count or not all(map(len, groups)):
             return found
         blocks, heads = directory[: 3 * self._count].view(_BLOCK), directory[3 * self._count :].view(self.dtype)
         core, compiled = backend.core, self._reader.compiled
@@ -153,11 +154,13 @@ class Postings:
             for first in range(start, start + count, _SPAN):
                 some = min(_SPAN, start + count - first)
                 at = (first - start) // 64
-                found[at : at + word_count(some)] = self._flags(first, some, items, blocks, heads)
+                each = [self._flags(first, some, items, blocks, heads) for items in groups]
+                found[at : at + word_count(some)] = np.bitwise_and.reduce(each)
             return found
         request = core.PostingRequest(
-            file=self._handle, end=self._end, blocks=blocks, heads=heads, items=items,
-            floats=self.dtype.kind == "f", start=start,
+            file=self._handle, end=self._end, blocks=blocks, heads=heads,
+            items=groups[0] if len(groups) == 1 else np.concatenate(groups),
+            ends=np.array(list(itertools.accumulate(map(len, groups))), np.int64), floats=self.dtype.kind == "f", start=start,
         )  # fmt: skip
         self._reader.run(partial(compiled.mark_rows, request=request, words=found))
         if count % 64:  # which no right file tells of

@@ -6,7 +6,7 @@ i64 [n + 1], the item at which each list begins, and the number of items; then, 
 (`memhier.ann.zoom.filters.postings`).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -113,16 +113,17 @@ class StoredListColumn:
         """Return the lists of neighbouring rows, of which only the items are asked for, found by :attr:`postings`."""
 
         def holding(values: tuple[Value, ...]) -> npt.NDArray[np.bool_]:
-            return unpack(self.holding(start, count, values, directory), count)
+            return unpack(self.holding(start, count, [values], directory), count)
 
         bits = self.nulls(start, count)
         nulls = None if bits is None else unpack(bits, count)
         return ListCells(np.empty(0, np.int64), nulls, lambda: iter(()), holding)
 
-    def holding(self, start: int, count: int, values: tuple[Value, ...], directory: Words) -> Words:
-        """Return which of neighbouring rows hold one of some values, found by :attr:`postings`; see there."""
+    def holding(self, start: int, count: int, groups: Sequence[tuple[Value, ...]], directory: Words) -> Words:
+        """Return which of neighbouring rows hold one value of every group, found by :attr:`postings`; see there."""
         assert self.postings is not None
-        return self.postings.holding(start, count, points_of(values, self.postings.dtype), directory)
+        points = [points_of(values, self.postings.dtype) for values in groups]
+        return self.postings.holding(start, count, points, directory)
 
     def nulls(self, start: int, count: int) -> Words | None:
         """Return which of neighbouring rows are null, a bit for each; None for none. `start` is a multiple of 64."""

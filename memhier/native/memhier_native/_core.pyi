@@ -539,6 +539,7 @@ class PostingRequest:
         blocks: numpy.typing.NDArray[numpy.void],
         heads: numpy.typing.NDArray[Any] | memoryview,
         items: numpy.typing.NDArray[Any] | memoryview,
+        ends: numpy.typing.NDArray[numpy.int64],
         floats: bool,
         start: int,
     ) -> None: ...

@@ -133,6 +133,7 @@ struct PostingRequest {
   std::int64_t end;
   Array<const PostingBlock, 1> blocks;
   Array<const std::byte, 1> heads, items;
+  Array<const std::int64_t, 1> ends;
   bool floats;
   std::int64_t start;
 
@@ -147,10 +148,17 @@ struct PostingRequest {
       pages += (static_cast<std::size_t>(count) + kPageRecords - 1) / kPageRecords;
     }
     require(heads.bytes() == 8 * pages && items.bytes() % 8 == 0, "heads, items: 8 bytes each");
+    require(ends.size() > 0 && ends[0] >= 0 && std::is_sorted(ends.data(), ends.data() + ends.size()) &&
+                ends[ends.size() - 1] == static_cast<std::int64_t>(items.bytes() / 8),
+            "ends: ascending, to the number of items");
   }
   PostingSearch on(const Array<std::uint64_t, 1>& words) const {
-    return {file,   end,   {blocks.data(), blocks.size()}, heads.data(), items.data(), items.bytes() / 8,
-            floats, start, {words.data(), words.size()}};
+    return {file,         end,
+            {blocks.data(), blocks.size()},
+            heads.data(), items.data(),
+            {ends.data(), ends.size()},
+            floats,       start,
+            {words.data(), words.size()}};
   }
 };
 
@@ -572,8 +580,8 @@ void register_reader(nb::module_& m) {
            nb::kw_only(), "ids"_a, "distances"_a, "files"_a, "offsets"_a, "tally"_a, "rounds"_a.none());
   nb::class_<PostingRequest>(m, "PostingRequest")
       .def(nb::init<std::int32_t, std::int64_t, Array<const PostingBlock, 1>, Array<const std::byte, 1>,
-                    Array<const std::byte, 1>, bool, std::int64_t>(),
-           nb::kw_only(), "file"_a, "end"_a, "blocks"_a, "heads"_a, "items"_a, "floats"_a, "start"_a);
+                    Array<const std::byte, 1>, Array<const std::int64_t, 1>, bool, std::int64_t>(),
+           nb::kw_only(), "file"_a, "end"_a, "blocks"_a, "heads"_a, "items"_a, "ends"_a, "floats"_a, "start"_a);
   nb::class_<PageReader>(m, "PageReader")
       .def(nb::init<std::string, unsigned>(), nb::kw_only(), "engine"_a, "depth"_a)
       .def("add", &PageReader::add, nb::kw_only(), "fd"_a, "direct"_a, "drops_cache"_a, "length"_a,

@@ -14,8 +14,8 @@ constexpr std::int64_t kSpan = 1 << 16;   // rows of a block at most
 constexpr std::int64_t kMostRows = 4096;  // of an item in a block that are numbers; more are a bitmap of kSpan bits
 constexpr std::int64_t kBitmapBytes = kSpan / 8;
 constexpr std::int64_t kFewRows = 2;       // of an item in a block that lie in its record
-constexpr std::size_t kPagesTogether = 4;  // of records, which are copied
-constexpr std::size_t kPiecesTogether = 256;
+constexpr std::size_t kPagesTogether = 6;  // of records, which are copied
+constexpr std::size_t kPiecesTogether = 128;
 constexpr auto kPage = static_cast<std::int64_t>(kPageBytes);
 
 template <class T>
@@ -29,37 +29,56 @@ T load(const std::byte* at) {
 struct Piece {
   std::int64_t start, bytes;  // in the page
   std::int64_t first;         // row of the block, or of these bits, from the first that counts
+  std::size_t group;
   bool is_bitmap;
+
+  std::int64_t span() const { return is_bitmap ? 8 * bytes : kSpan; }
 };
 
-// A page of records of a block.
+// A page of records of a block, in which items of a group are looked for.
 struct RecordPage {
   const PostingBlock* block;
   std::int64_t start, count;
+  std::size_t group;
+};
+
+// The items of a group, and the rows found that hold one of them.
+struct Group {
+  std::size_t first, stop;  // among all items
+  std::span<std::uint64_t> words;
+  bool is_there = false, has_pieces = false;
 };
 
 template <class Item>
 class Marker {
  public:
-  Marker(const PostingSearch& search, const ReadBatch& read) : search_(search), read_(read) {}
+  Marker(const PostingSearch& search, const ReadBatch& read)
+      : search_(search), read_(read), scratch_((search.ends.size() - 1) * search.words.size()) {
+    for (std::size_t i = 0; i < search.ends.size(); ++i) {
+      const auto first = static_cast<std::size_t>(i == 0 ? 0 : search.ends[i - 1]);
+      const std::span words(i == 0 ? search.words.data() : scratch_.data() + (i - 1) * search.words.size(),
+                            search.words.size());
+      groups_.push_back({first, static_cast<std::size_t>(search.ends[i]), words});
+    }
+  }
 
   std::optional<Fault> run() {
     const std::byte* heads = search_.heads;
     for (const PostingBlock& block : search_.blocks) {
       const std::int64_t pages = (block.count + kPageRecords - 1) / kPageRecords;
-      std::int64_t last = -1;
-      for (std::size_t i = 0; i < search_.item_count && pages > 0 && is_near(block); ++i) {
-        const std::int64_t page = page_of(heads, pages, item(i));
-        if (page == last) continue;
-        last = page;
-        pages_.push_back({&block, block.records + page * kPageRecords * kRecordBytes,
-                          std::min(block.count - page * kPageRecords, kPageRecords)});
-        if (pages_.size() == kPagesTogether && !look_up()) return fault_;
-      }
+      for (std::size_t group = 0; group < groups_.size() && pages > 0 && is_near(block); ++group)
+        if (!look_in(block, heads, pages, group)) return fault_;
       heads += pages * static_cast<std::int64_t>(sizeof(Item));
     }
-    if (look_up()) static_cast<void>(mark());
-    return fault_;
+    if (!look_up()) return fault_;
+    if (std::all_of(groups_.begin(), groups_.end(), [](const Group& group) { return group.is_there; })) {
+      pass_over();
+      if (!mark()) return fault_;
+      meet();
+    } else {
+      std::fill(search_.words.begin(), search_.words.end(), 0);
+    }
+    return std::nullopt;
   }
 
  private:
@@ -68,6 +87,20 @@ class Marker {
   bool is_near(const PostingBlock& block) const {
     const std::int64_t away = block.first - search_.start;
     return away > -kSpan && away < static_cast<std::int64_t>(64 * search_.words.size());
+  }
+
+  // Asks for the pages of records of a block that may have items of a group; false where a read fails.
+  bool look_in(const PostingBlock& block, const std::byte* heads, std::int64_t pages, std::size_t group) {
+    std::int64_t last = -1;
+    for (std::size_t i = groups_[group].first; i < groups_[group].stop; ++i) {
+      const std::int64_t page = page_of(heads, pages, item(i));
+      if (page == last) continue;
+      last = page;
+      pages_.push_back({&block, block.records + page * kPageRecords * kRecordBytes,
+                        std::min(block.count - page * kPageRecords, kPageRecords), group});
+      if (pages_.size() == kPagesTogether && !look_up()) return false;
+    }
+    return true;
   }
 
   // The last page whose first item is no more than `wanted`; -1 where there is none.
@@ -104,67 +137,103 @@ class Marker {
 
   // Notes the rows of the items among the records of a page.
   bool note(const RecordPage& page, const std::byte* records) {
-    const PostingBlock& block = *page.block;
-    for (std::int64_t record = 0; record < page.count; ++record) {
-      const std::byte* at = records + record * kRecordBytes;
-      if (!is_wanted(load<Item>(at))) continue;
+    Group& group = groups_[page.group];
+    std::int64_t low = 0;
+    for (std::size_t i = group.first; i < group.stop && low < page.count; ++i) {
+      low = record_of(records, low, page.count, item(i));
+      if (low == page.count || load<Item>(records + low * kRecordBytes) != item(i)) continue;
+      const std::byte* at = records + low * kRecordBytes;
       const std::int64_t count = load<std::uint32_t>(at + 12);
       const std::uint32_t place = load<std::uint32_t>(at + 8);
+      group.is_there = group.is_there || count > 0;
       if (count <= kFewRows) {
-        for (std::int64_t i = 0; i < count; ++i)
-          mark_row(block.first - search_.start + std::int64_t{place >> (16 * i) & 0xffff});
-        continue;
-      }
-      const std::int64_t start = block.records + block.count * kRecordBytes + 2 * std::int64_t{place};
-      const bool is_bitmap = count > kMostRows;
-      const std::int64_t stop = start + (is_bitmap ? kBitmapBytes : 2 * count);
-      if (stop > search_.end) return broken();
-      for (std::int64_t from = start; from < stop;) {
-        const std::int64_t to = std::min(stop, (from / kPage + 1) * kPage);
-        const std::int64_t first = block.first - search_.start + (is_bitmap ? 8 * (from - start) : 0);
-        pieces_.push_back({from % kPage, to - from, first, is_bitmap});
-        offsets_.push_back(from / kPage * kPage);
-        from = to;
-        if (pieces_.size() == kPiecesTogether && !mark()) return false;
+        for (std::int64_t row = 0; row < count; ++row)
+          mark_row(group.words, page.block->first - search_.start + std::int64_t{place >> (16 * row) & 0xffff});
+      } else if (!add_pieces(*page.block, page.group, place, count)) {
+        return false;
       }
     }
     return true;
   }
 
-  bool is_wanted(Item found) const {
-    if (search_.item_count == 1) return found == item(0);
-    std::size_t low = 0, high = search_.item_count;
+  // The first of the records from `low` on whose item is no less than `wanted`; these ascend.
+  static std::int64_t record_of(const std::byte* records, std::int64_t low, std::int64_t high, Item wanted) {
     while (low < high) {
-      const std::size_t middle = (low + high) / 2;
-      if (item(middle) < found)
+      const std::int64_t middle = (low + high) / 2;
+      if (load<Item>(records + middle * kRecordBytes) < wanted)
         low = middle + 1;
       else
         high = middle;
     }
-    return low < search_.item_count && item(low) == found;
+    return low;
   }
 
-  void mark_row(std::int64_t row) {
+  // Notes the pages that hold the rows of an item of a block; false where a read fails.
+  bool add_pieces(const PostingBlock& block, std::size_t group, std::uint32_t place, std::int64_t count) {
+    const std::int64_t start = block.records + block.count * kRecordBytes + 2 * std::int64_t{place};
+    const bool is_bitmap = count > kMostRows;
+    const std::int64_t stop = start + (is_bitmap ? kBitmapBytes : 2 * count);
+    if (stop > search_.end) return broken();
+    groups_[group].has_pieces = true;
+    for (std::int64_t from = start; from < stop;) {
+      const std::int64_t to = std::min(stop, (from / kPage + 1) * kPage);
+      const std::int64_t first = block.first - search_.start + (is_bitmap ? 8 * (from - start) : 0);
+      pieces_.push_back({from % kPage, to - from, first, group, is_bitmap});
+      offsets_.push_back(from / kPage * kPage);
+      from = to;
+      if (pieces_.size() == kPiecesTogether && !mark()) return false;
+    }
+    return true;
+  }
+
+  // Leaves out the pieces that wait where groups whose rows are known hold none.
+  void pass_over() {
+    if (groups_.size() == 1) return;
+    std::size_t kept = 0;
+    for (std::size_t i = 0; i < pieces_.size(); ++i) {
+      const auto holds = [&](const Group& group) {
+        return group.has_pieces || has_row(group.words, pieces_[i].first, pieces_[i].span());
+      };
+      if (!std::all_of(groups_.begin(), groups_.end(), holds)) continue;
+      pieces_[kept] = pieces_[i];
+      offsets_[kept++] = offsets_[i];
+    }
+    pieces_.resize(kept);
+    offsets_.resize(kept);
+  }
+
+  // Whether any of `count` rows from `first` on has a bit, or lies in a word that has one.
+  static bool has_row(std::span<const std::uint64_t> words, std::int64_t first, std::int64_t count) {
+    const auto size = static_cast<std::int64_t>(words.size());
+    const std::int64_t low = std::clamp(first >> 6, std::int64_t{0}, size);
+    const std::int64_t high = std::clamp(((first + count - 1) >> 6) + 1, low, size);
+    return std::any_of(words.begin() + low, words.begin() + high, [](std::uint64_t word) { return word != 0; });
+  }
+
+  void mark_row(std::span<std::uint64_t> words, std::int64_t row) {
     const auto at = static_cast<std::size_t>(row);
-    if (at < 64 * search_.words.size()) search_.words[at / 64] |= std::uint64_t{1} << (at % 64);
+    if (at < 64 * words.size()) words[at / 64] |= std::uint64_t{1} << (at % 64);
   }
 
   void mark_numbers(const Piece& piece, const std::byte* at) {
-    for (std::int64_t i = 0; i < piece.bytes; i += 2) mark_row(piece.first + std::int64_t{load<std::uint16_t>(at + i)});
+    const std::span<std::uint64_t> words = groups_[piece.group].words;
+    for (std::int64_t i = 0; i < piece.bytes; i += 2)
+      mark_row(words, piece.first + std::int64_t{load<std::uint16_t>(at + i)});
   }
 
   void mark_bits(const Piece& piece, const std::byte* at) {
-    const auto stop = static_cast<std::int64_t>(8 * search_.words.size());
+    const std::span<std::uint64_t> words = groups_[piece.group].words;
+    const auto stop = static_cast<std::int64_t>(8 * words.size());
     std::int64_t to = piece.first / 8;  // a byte of the words
     for (const std::byte* const end = at + piece.bytes; at < end;) {
       if (to % 8 == 0 && end - at >= 8) {
-        if (to >= 0 && to < stop) search_.words[static_cast<std::size_t>(to / 8)] |= load<std::uint64_t>(at);
+        if (to >= 0 && to < stop) words[static_cast<std::size_t>(to / 8)] |= load<std::uint64_t>(at);
         at += 8;
         to += 8;
         continue;
       }
       if (to >= 0 && to < stop)
-        search_.words[static_cast<std::size_t>(to / 8)] |= std::to_integer<std::uint64_t>(*at) << (8 * (to % 8));
+        words[static_cast<std::size_t>(to / 8)] |= std::to_integer<std::uint64_t>(*at) << (8 * (to % 8));
       ++at;
       ++to;
     }
@@ -184,6 +253,12 @@ class Marker {
     return !fault_;
   }
 
+  // Leaves the rows that all groups hold.
+  void meet() {
+    for (std::size_t group = 1; group < groups_.size(); ++group)
+      for (std::size_t i = 0; i < search_.words.size(); ++i) search_.words[i] &= groups_[group].words[i];
+  }
+
   bool broken() {
     fault_ = Fault{Fault::Kind::layout};
     return false;
@@ -192,6 +267,8 @@ class Marker {
   const PostingSearch& search_;
   const ReadBatch& read_;
   std::optional<Fault> fault_;
+  std::vector<std::uint64_t> scratch_;
+  std::vector<Group> groups_;
   std::vector<RecordPage> pages_;
   std::vector<std::int64_t> starts_, offsets_;
   std::vector<std::byte> copies_;
