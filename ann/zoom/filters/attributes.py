@@ -17,9 +17,8 @@ from memhier.ann.zoom.filters.columns import BLOCK_ROWS, DTYPES, AnyColumn, Chai
 from memhier.ann.zoom.filters.conditions import (
     AttributeType,
     ColumnWords,
-    Contains,
     Expression,
-    IsNull,
+    Leaf,
     Pair,
     check_name,
     check_types,
@@ -32,7 +31,7 @@ from memhier.ann.zoom.filters.conditions import (
     select,
 )
 from memhier.ann.zoom.filters.given import as_columns
-from memhier.ann.zoom.filters.item_filter import ItemFilter, Posted
+from memhier.ann.zoom.filters.item_filter import ASKING, ItemFilter, Posted
 from memhier.ann.zoom.filters.lists import ChainedListColumn
 from memhier.ann.zoom.filters.patterns import Pattern
 from memhier.ann.zoom.filters.postings import BLOCK_ITEMS, POSTED_BYTES, POSTINGS, Postings
@@ -344,8 +343,10 @@ class Attributes:
         self._columns.clear()
 
     def _select(self, expression: Expression) -> Words:
+        every = [*leaves(expression)]
+        used = {name: self._columns[name] for leaf in every for name in names_of(leaf) if name in self._columns}
         room = self._work_bytes
-        for_words = room // 4 if any(isinstance(leaf, Pair) for leaf in leaves(expression)) else 0
+        for_words = room // 4 if any(isinstance(leaf, Pair) for leaf in every) else 0
         room -= for_words
 
         def like(column: StoredColumn, pattern: Pattern, low: int, high: int) -> npt.NDArray[np.uint8]:
@@ -355,14 +356,13 @@ class Attributes:
             return bits
 
         texts = {}
-        for name, column in self._columns.items():
+        for name, column in used.items():
             if column.type in ("str", "list[str]"):
                 single = column if isinstance(column, StoredColumn) else column.items
                 texts[name] = ColumnWords(single.find, partial(like, single), single.word_reads(for_words))
         expression = on_columns(expression, self._schema, texts)
-        used = {name: self._columns[name] for name in expression.names if name in self._columns}
-        posted = self._posted(expression)
-        if ItemFilter.takes(expression, posted, used):
+        posted = self._posted(every, used)
+        if len(posted) == len(used) and ItemFilter.takes(every):
             return ItemFilter(posted, self._count).select(expression, room)
         directories = {name: each.directory for name, each in posted.items()}
         blocks = Blocks(used, self._count, room, row_bytes(expression), directories)
@@ -373,14 +373,12 @@ class Attributes:
             words[start // 64 : word_count(start + count)] = pack(rows)
         return words
 
-    def _posted(self, expression: Expression) -> dict[str, Posted]:
+    def _posted(self, every: Sequence[Leaf], used: Mapping[str, StoredAny]) -> dict[str, Posted]:
         """Return the columns of lists whose rows postings tell: those of which a filter asks for items alone."""
-        every = [*leaves(expression)]
-        others = {name for leaf in every if not isinstance(leaf, Contains | IsNull) for name in names_of(leaf)}
+        others = {name for leaf in every if not isinstance(leaf, ASKING) for name in names_of(leaf)}
         posted = {}
-        for name in {name for leaf in every for name in names_of(leaf)} - others:
-            column = self._columns.get(name)
-            if isinstance(column, StoredListColumn) and column.postings is not None:
+        for name, column in used.items():
+            if name not in others and isinstance(column, StoredListColumn) and column.postings is not None:
                 posted[name] = Posted(column, self._directory(name, column.postings))
         return posted
 

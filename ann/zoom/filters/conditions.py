@@ -26,6 +26,7 @@ __all__ = [
     "Contains",
     "Expression",
     "IsNull",
+    "Leaf",
     "Like",
     "ListCells",
     "Membership",
@@ -307,7 +308,11 @@ def values_of(leaf: Leaf) -> tuple[Value, ...]:
 
 def check_names(expression: Expression, known: Mapping[str, Any]) -> None:
     """Refuse unknown attributes of a filter."""
-    for leaf in leaves(expression):
+    _check_names([*leaves(expression)], known)
+
+
+def _check_names(every: Sequence[Leaf], known: Mapping[str, Any]) -> None:
+    for leaf in every:
         check_name(leaf.name, known)
         if isinstance(leaf, Pair):
             check_name(leaf.other, known, f"; text stands in quotes: {leaf.name} {leaf.operator} '{leaf.other}'")
@@ -332,8 +337,9 @@ def check_types(expression: Expression, types: Mapping[str, AttributeType | None
     ------
     ValueError, TypeError
     """
-    check_names(expression, types)
-    for leaf in leaves(expression):
+    every = [*leaves(expression)]
+    _check_names(every, types)
+    for leaf in every:
         kind = types[leaf.name]
         if isinstance(leaf, Pair):
             _check_pair(leaf, kind, types[leaf.other])

@@ -1,17 +1,20 @@
 """Filters that ask for items of lists alone: evaluated on bitmaps that postings fill, without a byte for each row."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
 from memhier.ann.zoom.filters.bitmaps import Words, word_count
-from memhier.ann.zoom.filters.conditions import And, Contains, Expression, IsNull, Not, Or, Value, conjuncts, leaves
+from memhier.ann.zoom.filters.conditions import And, Contains, Expression, IsNull, Leaf, Not, Or, Value, conjuncts
 from memhier.ann.zoom.filters.postings import LOOK_UP_BYTES
 from memhier.ann.zoom.filters.stored_lists import StoredListColumn
 
-__all__ = ["ItemFilter", "Posted"]
+__all__ = ["ASKING", "ItemFilter", "Posted"]
+
+ASKING = (Contains, IsNull)
+"""The conditions that postings tell of."""
 
 _TOGETHER = 8  # conditions on items of a column that all have to be true, at most
 _LEAF_BITMAPS = 2  # that a condition holds: its rows, and those that are null
@@ -39,12 +42,9 @@ class ItemFilter:
         self._columns, self._count = columns, count
 
     @staticmethod
-    def takes(expression: Expression, columns: Mapping[str, Posted], others: Mapping[str, object]) -> bool:
-        """Return whether a filter asks for items of `columns` alone, and of attributes that are null in every row."""
-        return all(
-            isinstance(leaf, Contains | IsNull) and (leaf.name in columns or leaf.name not in others)
-            for leaf in leaves(expression)
-        )
+    def takes(every: Sequence[Leaf]) -> bool:
+        """Return whether all conditions ask for items, or for nulls."""
+        return all(isinstance(leaf, ASKING) for leaf in every)
 
     def select(self, expression: Expression, room: int) -> Words:
         """Return the rows for which a filter is true, a bit for each; it takes `room` bytes of DRAM beside these."""

@@ -160,7 +160,8 @@ class Postings:
         request = core.PostingRequest(
             file=self._handle, end=self._end, blocks=blocks, heads=heads,
             items=groups[0] if len(groups) == 1 else np.concatenate(groups),
-            ends=np.array(list(itertools.accumulate(map(len, groups))), np.int64), floats=self.dtype.kind == "f", start=start,
+            ends=np.array(list(itertools.accumulate(map(len, groups))), np.int64),
+            floats=self.dtype.kind == "f", start=start,
         )  # fmt: skip
         self._reader.run(partial(compiled.mark_rows, request=request, words=found))
         if count % 64:  # which no right file tells of
