@@ -42,7 +42,14 @@ from memhier.ann.zoom.search.results import Chosen, RangeResult, SearchResult, i
 from memhier.ann.zoom.search.searcher import Searcher
 from memhier.ann.zoom.storage.catalog import AUDIT_KEY, KIND, Description
 from memhier.ann.zoom.storage.ids import as_ids, locate, refuse_clashes, with_repeats
-from memhier.ann.zoom.storage.layout import attribute_bytes, codes_can_grow, read_depth, wave_bytes
+from memhier.ann.zoom.storage.layout import (
+    attribute_bytes,
+    codes_can_grow,
+    filters_bytes,
+    read_depth,
+    scan_bytes,
+    wave_bytes,
+)
 from memhier.ann.zoom.storage.part import PartFiles
 from memhier.ann.zoom.storage.prepared import PREPARED, Decision, check_decision, published_mark, settle_prepared
 from memhier.ann.zoom.storage.snapshot import Footprint, IndexSnapshot
@@ -1141,7 +1148,12 @@ def _files_of(store: Store, reader: Reader, about: Description, pool: bool) -> t
     cache = BitmapCache(max(1, attribute_bytes(about.dram) - _held_of_attributes(store, about)))
     footprint = Footprint(store, reader, cache, about, pool)
     return footprint, PartFiles(
-        store, reader, cache, about.id_kind == "str", footprint.search_bytes, wave_bytes(about.dram)
+        store,
+        reader,
+        cache,
+        about.id_kind == "str",
+        footprint.search_bytes - filters_bytes(scan_bytes(about.dram)),
+        wave_bytes(about.dram),
     )
 
 

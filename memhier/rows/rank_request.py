@@ -202,3 +202,7 @@ class Ranking:
     files: npt.NDArray[np.int32]
     offsets: Ints
     tally: Tallies
+
+    def take(self, rows: slice) -> "Ranking":
+        """Return those of some queries, where they lie."""
+        return Ranking(self.ids[rows], self.distances[rows], self.files[rows], self.offsets[rows], self.tally[rows])

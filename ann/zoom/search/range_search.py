@@ -200,7 +200,6 @@ class _Scan:
             ids=None if found.ids is None else found.ids[rows][inside],
         )  # fmt: skip
         _add(self._tally, chosen, ranking.tally)
-        if search.sightings is not None:
-            search.note(ranking, ranking.distances <= self._radii[chosen, None])
+        search.note(ranking, ranking.distances <= self._radii[chosen, None])
         for place, (number, count) in enumerate(zip(chosen.tolist(), counts.tolist(), strict=True)):
             self.take(number, ranking.ids[place, :count], ranking.distances[place, :count])

@@ -26,7 +26,7 @@ from memhier.io.reader import Reader
 from memhier.rows.ranking import RANK_TALLY, Ranking, RankRequest, rank_rows
 from memhier.shield import check_interrupt
 
-__all__ = ["CANDIDATE_BYTES", "Found", "Search", "Selection", "candidate_limit"]
+__all__ = ["CANDIDATE_BYTES", "Found", "Search", "Selection", "candidate_limit", "first_round"]
 
 CANDIDATE_BYTES = 64  # position, bound, estimate, file, offset and id of one candidate
 _AXIS_BYTES = 16  # of a query on its way into the preview's space
@@ -122,11 +122,23 @@ class Found:
     ranked: Tallies
     cut_short: npt.NDArray[np.bool_]
 
-    def take(self, rows: Ints | npt.NDArray[np.bool_]) -> Self:
-        """Return a copy of some rows."""
+    @classmethod
+    def room(cls, count: int, k: int) -> Self:
+        """Return room for the `k` nearest of each query."""
+        return cls(
+            np.empty((count, k), np.int64),
+            np.empty((count, k), np.float32),
+            np.zeros(count, SCAN_TALLY),
+            np.zeros(count, np.int64),
+            np.zeros(count, RANK_TALLY),
+            np.zeros(count, np.bool_),
+        )
+
+    def take(self, rows: slice | npt.NDArray[np.bool_]) -> Self:
+        """Return some rows, those of a slice where they lie."""
         return type(self)(*[getattr(self, each.name)[rows] for each in fields(self)])
 
-    def put(self, rows: Ints | npt.NDArray[np.bool_], more: Self) -> None:
+    def put(self, rows: npt.NDArray[np.bool_], more: Self) -> None:
         """Put others in the place of some rows."""
         for each in fields(self):
             getattr(self, each.name)[rows] = getattr(more, each.name)
@@ -191,26 +203,18 @@ class Search:
         Vectors farther than `radius`, float32 ``[q]``, are left out, and are not read where their bounds say so.
         """
         count = len(queries)
-        found = Found(
-            np.empty((count, k), np.int64),
-            np.empty((count, k), np.float32),
-            np.zeros(count, SCAN_TALLY),
-            np.zeros(count, np.int64),
-            np.zeros(count, RANK_TALLY),
-            np.zeros(count, np.bool_),
-        )
+        found = Found.room(count, k)
         if not self.selection.rows.total:
             found.ids[:], found.distances[:] = -1, np.inf
-        if (compiled := self._compiled(effort)) is None:
+        if (state := self.compiled(effort)) is None:
             self._find_in_steps(queries, k, effort, limits, radius, found)
+            self._leave_far(radius, found)
         else:
-            self._find_in_calls(compiled, queries, effort, limits, radius, found)
-        if radius is not None:
-            far = found.distances > radius[:, None]
-            found.ids[far], found.distances[far] = -1, np.inf
+            self._find_in_calls(state, queries, effort, limits, radius, found, self.candidate_limits(k, effort)[0])
+            self.complete(state, queries, effort, limits, radius, found)
         return found
 
-    def _compiled(self, effort: Effort) -> Any:
+    def compiled(self, effort: Effort) -> Any:
         """Return the state that one call of the native core searches with an effort; None where it takes steps."""
         if effort.candidates is not None or self.trace is not None or self.reader.compiled is None:
             return None
@@ -219,74 +223,91 @@ class Search:
             return None
         return snapshot.compiled if rows is snapshot.findable else snapshot.compiled_of(rows)
 
-    def _find_in_calls(
-        self, compiled: Any, queries: Floats, effort: Effort, limits: ReadLimits, radius: Floats | None, found: Found
+    def complete(
+        self, state: Any, queries: Floats, effort: Effort, limits: ReadLimits, radius: Floats | None, found: Found
     ) -> None:
-        """Fill `found` by calls of the native core."""
-        few, most = self._candidate_limits(found.ids.shape[1], effort)
-        self._find_in_one_call(compiled, queries, effort, limits, radius, found, few, put_off=few < most)
+        """Complete `found` after calls of the native core: by queries put off for more room, and by fresh vectors."""
+        few, most = self.candidate_limits(found.ids.shape[1], effort)
         cut = found.scanned["cut_short"] > 0
         if few < most and np.count_nonzero(cut):
             more = found.take(cut)
             near = None if radius is None else radius[cut]
-            self._find_in_one_call(compiled, queries[cut], effort, limits, near, more, most)
+            self._find_in_calls(state, queries[cut], effort, limits, near, more, most)
             more.scanned["scanned"] += found.scanned["scanned"][cut]  # scanned once more
             found.put(cut, more)
         if effort.most is None or most < USUAL_MOST * effort.most:
             found.cut_short[:] = found.scanned["cut_short"] > 0
+        self._add_fresh(found, slice(None), queries, found.ids.shape[1])
+        self._leave_far(radius, found)
 
-    def _find_in_one_call(
-        self, compiled: Any, queries: Floats, effort: Effort, limits: ReadLimits, radius: Floats | None, found: Found,
-        limit: int, *, put_off: bool = False,
+    def _leave_far(self, radius: Floats | None, found: Found) -> None:
+        """Leave vectors out that are farther than wanted."""
+        if radius is not None:
+            far = found.distances > radius[:, None]
+            found.ids[far], found.distances[far] = -1, np.inf
+
+    def _find_in_calls(
+        self, state: Any, queries: Floats, effort: Effort, limits: ReadLimits, radius: Floats | None, found: Found,
+        limit: int,
     ) -> None:  # fmt: skip
-        """Fill `found` by calls of the native core, each for as many queries as there is room for.
-
-        With `put_off`, nothing is found for a query that has more candidates than the limit.
-        """
-        core, reader, snapshot = backend.core, self.reader.compiled, self.snapshot
-        assert core is not None
-        assert reader is not None
-        count, k = found.ids.shape
-        among = self.selection.rows.lists
-        routes = snapshot.preview.router.routes(effort.nprobe, in_order=effort.gap < np.inf, among=among)
-        hard = core.SearchEffort(
-            k=k, eps=effort.eps, least=effort.least, gap=effort.gap, clear=effort.clear, most=effort.most or 0,
-            usual=effort.usual, most_times=USUAL_MOST, limit=limit, first_round=_first_round(k, effort),
-            max_reads=limits.max_reads, deadline=limits.deadline, loss=effort.loss, put_off=put_off,
-        )  # fmt: skip
-        workspace = _NO_WORKSPACE if self.workspace is None else self.workspace
-        step = self._queries_together(effort, limit)
-        for start in range(0, count, step):
+        """Fill `found` by calls of the native core, each for as many queries as there is room for."""
+        step = self.queries_together(effort, limit)
+        for start in range(0, len(queries), step):
             if start:
                 check_interrupt()
             part = slice(start, start + step)
-            some, ids = queries[part], found.ids[part]
-            ranking = Ranking(
-                ids, found.distances[part], np.empty(ids.shape, np.int32), np.empty(ids.shape, np.int64),
-                found.ranked[part],
-            )  # fmt: skip
-            request = core.SearchRequest(
-                queries=some, routes=routes, effort=hard, radius=None if radius is None else radius[part]
-            )
-            result = core.SearchOutput(
-                ids=ids, distances=ranking.distances, files=ranking.files, offsets=ranking.offsets,
-                scanned=found.scanned[part], admitted=found.admitted[part], ranked=ranking.tally,
-            )  # fmt: skip
-            try:
-                self.reader.run(
-                    partial(
-                        reader.search, state=compiled, request=request, result=result, workspace=workspace,
-                        tally=self.tally,
-                    )
-                )  # fmt: skip
-            except OverflowError:
-                snapshot.space.queries(some, start)  # which tells of the query
-                raise
-            if self.sightings is not None:
-                self.note(ranking)
-            self._add_fresh(found, part, queries, k)
+            some, near = queries[part], None if radius is None else radius[part]
+            request = self.request(some, found.ids.shape[1], effort, limits, near, limit)
+            self.note(self.find([state], [request], some, found.take(part), start))
 
-    def _candidate_limits(self, k: int, effort: Effort) -> tuple[int, int]:
+    def request(
+        self, queries: Floats, k: int, effort: Effort, limits: ReadLimits, radius: Floats | None, limit: int = 0
+    ) -> Any:
+        """Return a request to the native core; with no `limit` given, for as many candidates as are kept at first."""
+        core, router = backend.core, self.snapshot.preview.router
+        assert core is not None
+        few, most = self.candidate_limits(k, effort)
+        limit = limit or few
+        hard = core.SearchEffort(
+            k=k, eps=effort.eps, least=effort.least, gap=effort.gap, clear=effort.clear, most=effort.most or 0,
+            usual=effort.usual, most_times=USUAL_MOST, limit=limit, first_round=first_round(k, effort),
+            max_reads=limits.max_reads, deadline=limits.deadline, loss=effort.loss,
+            put_off=limit < most,
+        )  # fmt: skip
+        among = self.selection.rows.lists
+        routes = router.routes(effort.nprobe, in_order=effort.gap < np.inf, among=among)
+        return core.SearchRequest(queries=queries, routes=routes, effort=hard, radius=radius)
+
+    def find(self, states: list[Any], requests: list[Any], queries: Floats, found: Found, first: int = 0) -> Ranking:
+        """Fill `found` by a call of the native core, and return where the vectors found are.
+
+        `queries` are those of all requests, `first` is the number of the first of them in the call.
+        """
+        core, reader = backend.core, self.reader.compiled
+        assert core is not None
+        assert reader is not None
+        shape = found.ids.shape
+        ranking = Ranking(
+            found.ids, found.distances, np.empty(shape, np.int32), np.empty(shape, np.int64), found.ranked
+        )
+        result = core.SearchOutput(
+            ids=found.ids, distances=found.distances, files=ranking.files, offsets=ranking.offsets,
+            scanned=found.scanned, admitted=found.admitted, ranked=found.ranked,
+        )  # fmt: skip
+        workspace = _NO_WORKSPACE if self.workspace is None else self.workspace
+        try:
+            self.reader.run(
+                partial(
+                    reader.search, states=states, requests=requests, result=result, workspace=workspace,
+                    tally=self.tally,
+                )
+            )  # fmt: skip
+        except OverflowError:
+            self.snapshot.space.queries(queries, first)  # which tells of the query
+            raise
+        return ranking
+
+    def candidate_limits(self, k: int, effort: Effort) -> tuple[int, int]:
         """Return how many candidates of a query are kept at first, and of one that has more."""
         most = candidate_limit(k, effort, self.snapshot.scan_bytes)
         return min(most, max(4 * k, 2 * effort.usual, _LIMIT_FEW)) if effort.loss else most, most
@@ -295,12 +316,12 @@ class Search:
         self, queries: Floats, k: int, effort: Effort, limits: ReadLimits, radius: Floats | None, found: Found
     ) -> None:
         """Fill `found` by a scan, then a ranking, of as many queries at a time as there is room for."""
-        few, most = self._candidate_limits(k, effort)
+        few, most = self.candidate_limits(k, effort)
         rows = np.arange(len(queries))
         for limit in sorted({few, most}):  # only the queries with more candidates take the room for them
             is_last = limit == most
             short = is_last and effort.candidates is None and (effort.most is None or limit < USUAL_MOST * effort.most)
-            step = self._queries_together(effort, limit)
+            step = self.queries_together(effort, limit)
             left = []
             for start in range(0, len(rows), step):
                 if start:
@@ -327,12 +348,15 @@ class Search:
                 self._add_fresh(found, part, queries, k)
             rows = np.concatenate(left) if left else rows[:0]
 
-    def _queries_together(self, effort: Effort, limit: int) -> int:
+    def queries_together(self, effort: Effort, limit: int) -> int:
         """Return how many queries with so many candidates each are searched together."""
+        return max(1, self.snapshot.scan_bytes // self.query_bytes(effort, limit))
+
+    def query_bytes(self, effort: Effort, limit: int) -> int:
+        """Return the DRAM of a query with so many candidates."""
         snapshot, lists = self.snapshot, self.selection.rows.lists
         held = snapshot.preview.lists if lists is None else len(lists)
-        each = limit * CANDIDATE_BYTES + snapshot.space.padded * _AXIS_BYTES + min(effort.nprobe, held) * _PROBE_BYTES
-        return max(1, snapshot.scan_bytes // each)
+        return limit * CANDIDATE_BYTES + snapshot.space.padded * _AXIS_BYTES + min(effort.nprobe, held) * _PROBE_BYTES
 
     def _add_fresh(self, found: Found, part: slice | Ints, queries: Floats, k: int) -> None:
         """Add the fresh vectors that are nearer than those found."""
@@ -390,8 +414,9 @@ class Search:
         return replace(ranking, ids=out)
 
     def note(self, ranking: Ranking, wanted: npt.NDArray[np.bool_] | None = None) -> None:
-        """Note where the ranked vectors are, or those `wanted`, to read their strings."""
-        assert self.sightings is not None
+        """Note where the ranked vectors are, or those `wanted`, to read their strings; nothing where nothing asks."""
+        if self.sightings is None:
+            return
         positions = np.full(ranking.ids.shape, -1, np.int64)
         for number, part in enumerate(self.snapshot.parts):
             here = ranking.files == part.file
@@ -462,18 +487,17 @@ class Search:
         ranking = self.rank(
             queries, positions, counts, lower=lower[inside], thresholds=thresholds, k=k, rounds=rounds,
             ids=None if candidates.ids is None else candidates.ids[:, :widest][inside],
-            first_round=effort.candidates or _first_round(k, effort),
+            first_round=effort.candidates or first_round(k, effort),
             max_reads=limits.max_reads, deadline=limits.deadline,
             page_rows=self.selection.rows.page_rows if self.snapshot.page_rows and bounded else None,
         )  # fmt: skip
         if self.trace is not None and rounds is not None:
             self.trace.ranked(positions, rounds, float(thresholds[0]))
-        if self.sightings is not None:
-            self.note(ranking)
+        self.note(ranking)
         return ranking
 
 
-def _first_round(k: int, effort: Effort) -> int:
+def first_round(k: int, effort: Effort) -> int:
     """Return the most candidates of the first round of reads."""
     return k + k // 2 if effort.loss else k
 

@@ -24,7 +24,9 @@ from memhier.ann.zoom.search.planning import Plan, plan_search
 from memhier.ann.zoom.search.range_search import WITHIN_TALLY, Within, all_nearest, range_effort, search_range
 from memhier.ann.zoom.search.results import Chosen, RangeResult, SearchResult
 from memhier.ann.zoom.search.search import Found, Search, Selection
+from memhier.ann.zoom.search.together import Planned, Room, find_together
 from memhier.ann.zoom.search.trace import Trace
+from memhier.ann.zoom.storage.layout import filters_bytes
 from memhier.ann.zoom.storage.snapshot import IndexSnapshot
 from memhier.io.read_arguments import Tallies
 from memhier.io.reader import Reader
@@ -114,20 +116,30 @@ class Searcher:
     def search_each(self, queries: Floats, options: SearchOptions, groups: Sequence[QueryGroup]) -> SearchResult:
         """Return the nearest vectors of queries ``[q, d]``, each among those of its own group, in one snapshot."""
         started, ms, radius = time.monotonic(), options.deadline_ms, check_radius(options.radius, len(queries))
-        own, found = list[SearchOptions](), list[tuple[Ints, SearchResult]]()
+        own, results = list[SearchOptions](), list[SearchResult]()
         with self._turns.next():
             state = self.state
+            waiting, room = list[Planned](), self._room(state)
             for group in groups:
                 check_interrupt()
                 if ms is not None:  # the rest of the time, which is none where it is over
                     options = replace(options, deadline_ms=max(1e-6, ms - 1e3 * (time.monotonic() - started)))
-                rows, near = group.rows, None if radius is None else radius[group.rows]
+                near = None if radius is None else radius[group.rows]
                 own.append(replace(options, where=group.where, allow=group.allow, deny=group.deny, radius=near))
-                found.append((rows, self._search(queries[rows], own[-1], state=state)[2]))
+                planned = self._planned(queries[group.rows], own[-1], state=state)
+                if ms is not None:
+                    results.append(self._finished(planned, planned.nearest()))
+                    continue
+                if not room.take(planned):
+                    results += self._found_together(waiting)
+                    waiting, room = [], self._room(state)
+                    room.take(planned)
+                waiting.append(planned)
+            results += self._found_together(waiting)
         if (watch := self.watch) is not None:
-            for asked, (rows, result) in zip(own, found, strict=True):
-                watch(state, queries[rows], asked, result.distances)
-        return joined(found)
+            for asked, group, result in zip(own, groups, results, strict=True):
+                watch(state, queries[group.rows], asked, result.distances)
+        return joined([(group.rows, result) for group, result in zip(groups, results, strict=True)])
 
     @property
     def busy(self) -> bool:
@@ -158,6 +170,18 @@ class Searcher:
         trace: Trace | None = None,
         state: IndexSnapshot | None = None,
     ) -> tuple[Search, Plan, SearchResult]:
+        planned = self._planned(queries, options, trace, state)
+        return planned.search, planned.plan, self._finished(planned, planned.nearest(), chosen)
+
+    def _room(self, state: IndexSnapshot) -> Room:
+        return Room(state.scan_bytes, filters_bytes(state.scan_bytes), state.bitmap_bytes)
+
+    def _found_together(self, every: Sequence[Planned]) -> list[SearchResult]:
+        return [self._finished(each, found) for each, found in zip(every, find_together(every), strict=True)]
+
+    def _planned(
+        self, queries: Floats, options: SearchOptions, trace: Trace | None = None, state: IndexSnapshot | None = None
+    ) -> Planned:
         limits = read_limits(options.max_reads, options.deadline_ms)
         state = self.state if state is None else state
         count, named = state.count, state.fresh.texts is not None
@@ -168,7 +192,12 @@ class Searcher:
         noted = named or bool(wanted) or trace is not None
         search = Search(state, self._reader, selection, named=noted, trace=trace)
         radius = check_radius(options.radius, len(queries))
-        found = search.nearest(queries, k, plan.effort, limits, radius)
+        return Planned(search, plan, queries, k, options, limits, radius, wanted)
+
+    def _finished(self, planned: Planned, found: Found, chosen: Chosen | None = None) -> SearchResult:
+        """Return the result of a search that has found the nearest of each query."""
+        search, plan, queries, k = planned.search, planned.plan, planned.queries, planned.k
+        options, limits, radius, state = planned.options, planned.limits, planned.radius, planned.search.snapshot
         cut = found.cut_short
         if limits is NO_LIMITS and plan.escalation == "exact":
             found = all_nearest(search, queries, found, radius=radius)
@@ -179,10 +208,10 @@ class Searcher:
             more = ((0, 0), (0, options.k - k))
             ids, distances = np.pad(ids, more, constant_values=-1), np.pad(distances, more, constant_values=np.inf)
         names: npt.NDArray[Any] = ids
-        if search.sightings is not None and named:
+        if search.sightings is not None and state.fresh.texts is not None:
             names = search.sightings.named(ids, search.tally)
         with_fields = ids if chosen is None else np.where([chosen(each) for each in names], ids, -1)
-        columns, payload = _payload(search, with_fields, wanted)
+        columns, payload = _payload(search, with_fields, planned.wanted)
         stats = _stats(found, search.tally) | {"calibrated": plan.calibrated, "escalated": plan.escalation}
         stats |= payload
         if options.nprobe is None and options.candidates is None:
@@ -194,9 +223,9 @@ class Searcher:
                     best = min(best, state.calibration.reached_at(k))
                 within = 0.0 if limits.deadline < np.inf else state.calibration.within(k, limits.max_reads)
                 stats["recall"] = self._kept_within(best, within, options, stats, limits)
-        if trace is not None and search.sightings is not None:
-            trace.found(search.sightings.places(ids[ids >= 0]))
-        return search, plan, SearchResult(names, distances, stats, columns)
+        if search.trace is not None and search.sightings is not None:
+            search.trace.found(search.sightings.places(ids[ids >= 0]))
+        return SearchResult(names, distances, stats, columns)
 
     def search_range(self, queries: Floats, radii: Floats, options: SearchOptions) -> RangeResult:
         """Return the vectors within `radii` of queries; see :meth:`memhier.ann.ZoomIndex.range_search`.

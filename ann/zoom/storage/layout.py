@@ -26,6 +26,7 @@ __all__ = [
     "attribute_bytes",
     "codes_can_grow",
     "file_bytes",
+    "filters_bytes",
     "fresh_bytes",
     "lists_anew",
     "plan_layout",
@@ -37,6 +38,7 @@ __all__ = [
 
 _VECTORS_PER_LIST = 100  # lists are 1 % of n; shorter lists probe finer, but each costs its centroid
 _FEWEST_PER_LIST = 8  # in lists that were made for more
+_SCAN_LEAST = 64 << 10
 _LISTS_SHARE = 0.25  # of the budget, at most, for lists and their graph
 _NUMBERS_BYTES = 4  # radius, factor and error
 # An axis, on average: with more bits a search reads hardly less, and scans longer. Pages come after them. At equal DRAM
@@ -141,7 +143,15 @@ class IndexLayout:
 
 def scan_bytes(dram: int) -> int:
     """Return the DRAM for the candidates of queries that are searched together."""
-    return max(64 << 10, min(512 << 10, dram // 64))
+    return max(_SCAN_LEAST, min(512 << 10, dram // 64))
+
+
+def filters_bytes(scan: int) -> int:
+    """Return the DRAM of the filters of one call beyond the first, out of `scan` bytes for candidates.
+
+    The rest is room to evaluate a filter, which is done before there are candidates.
+    """
+    return (scan - _SCAN_LEAST) // 2
 
 
 def wave_bytes(dram: int) -> int:

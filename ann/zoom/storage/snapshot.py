@@ -118,6 +118,11 @@ class IndexSnapshot:
         return self.findable.total + len(self.fresh.ids)
 
     @cached_property
+    def bitmap_bytes(self) -> int:
+        """DRAM of a bit for each row on SSD."""
+        return bitmap_bytes(*[len(part) for part in self.parts])
+
+    @cached_property
     def dtype_name(self) -> str:
         """The name of the dtype of the vectors."""
         return self.dtype.name
@@ -249,7 +254,7 @@ class Footprint:
         settle()  # closes the files of parts that no snapshot has any more
         each = self.search_bytes
         if state.schema:  # the bitmap of the rows that a filter selects
-            each += bitmap_bytes(*[len(part) for part in state.parts])
+            each += state.bitmap_bytes
         parts = state.preview.memory_bytes + held_bytes(state.parts) + state.fresh.memory_bytes
         outside = self._store.memory_bytes + self._reader.memory_bytes + self._cache.memory_bytes
         return parts + state.hot.memory_bytes + outside + self._searches * each + self.audit_bytes

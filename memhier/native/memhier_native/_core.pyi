@@ -594,8 +594,8 @@ class PageReader:
     def search(
         self,
         *,
-        state: IndexState,
-        request: SearchRequest,
+        states: Sequence[IndexState],
+        requests: Sequence[SearchRequest],
         result: SearchOutput,
         workspace: numpy.typing.NDArray[Any] | memoryview,
         tally: numpy.typing.NDArray[numpy.void],

@@ -251,6 +251,7 @@ class PageReader {
             "page_rows: rows that fit their page, which need no workspace");
     std::vector<PageRows> of_pages;
     for (const PageRowArrays* arrays : page_rows) of_pages.push_back(arrays->view());
+    const std::span<const PageRows> of_all(of_pages);
     for (std::size_t i = 0; per_page > 0 && i < total; ++i) {
       const auto known = [&](const PageRows& rows) {
         return rows.file == of.files[i] && of.offsets[i] >= 0 &&
@@ -280,7 +281,7 @@ class PageReader {
                            {workspace.data(), workspace.bytes()},
                            {{hot_keys.data(), hot_keys.size()}, hot_pages.data()},
                            per_page,
-                           of_pages,
+                           {&of_all, 1},
                            result.ids.data(),
                            result.distances.data(),
                            result.files.data(),
@@ -291,21 +292,28 @@ class PageReader {
         tally);
   }
 
-  // From queries to their nearest: finds the candidates (candidate_search.hpp), then ranks them. workspace as in
-  // rank().
-  std::optional<Description> search(const IndexState& state, const SearchRequest& of, const SearchOutput& out,
+  // From queries to their nearest: finds the candidates (candidate_search.hpp) of each request in its state, then ranks
+  // them all. The queries of a request lie behind those of the one before. workspace as in rank().
+  std::optional<Description> search(const std::vector<const IndexState*>& states,
+                                    const std::vector<const SearchRequest*>& requests, const SearchOutput& out,
                                     const Array<std::byte, 2>& workspace, const Array<ReadTally, 1>& tally) {
-    const std::size_t count = of.queries.shape(0);
-    of.check(state);
+    const std::size_t count = check_together(states, requests);
+    const IndexState& state = *states.front();
+    const SearchRequest& of = *requests.front();
     out.check(count, of.effort.k);
     require(state.stored.per_page > 0 || workspace.bytes() >= state.stored.row_bytes, "workspace: room for a row");
     require(tally.size() == 1, "tally: one record");
-    CandidateSearch candidates(state, of.effort, of.routes);
     RankedRows found;
+    std::vector<std::span<const PageRows>> page_rows;
     return rank_rows(
         [&] {
-          candidates.run(of.queries.data(), count, of.radius ? of.radius->data() : nullptr, out.scanned.data(),
-                         out.admitted.data(), found);
+          for (std::size_t i = 0, first = 0; i < states.size(); first += requests[i++]->queries.shape(0)) {
+            const SearchRequest& each = *requests[i];
+            CandidateSearch candidates(*states[i], each.effort, each.routes);
+            candidates.run(each.queries.data(), each.queries.shape(0), each.radius ? each.radius->data() : nullptr,
+                           out.scanned.data() + first, out.admitted.data() + first, found);
+            page_rows.insert(page_rows.end(), states.size() == 1 ? 1 : each.queries.shape(0), states[i]->rows);
+          }
           return RankBatch{of.queries.data(),
                            count,
                            of.queries.shape(1),
@@ -325,7 +333,7 @@ class PageReader {
                            {workspace.data(), workspace.bytes()},
                            state.stored.hot(),
                            state.stored.per_page,
-                           state.rows,
+                           page_rows,
                            out.ids.data(),
                            out.distances.data(),
                            out.files.data(),
@@ -594,7 +602,7 @@ void register_reader(nb::module_& m) {
            "latency"_a.none() = nb::none(), "tally"_a.none() = nb::none())
       .def("rank", &PageReader::rank, nb::kw_only(), "request"_a, "result"_a, "workspace"_a, "hot_keys"_a,
            "hot_pages"_a, "page_rows"_a, "per_page"_a, "tally"_a)
-      .def("search", &PageReader::search, nb::kw_only(), "state"_a, "request"_a, "result"_a, "workspace"_a, "tally"_a)
+      .def("search", &PageReader::search, nb::kw_only(), "states"_a, "requests"_a, "result"_a, "workspace"_a, "tally"_a)
       .def("mark_rows", &PageReader::mark_rows, nb::kw_only(), "request"_a, "words"_a)
       .def("counters", &PageReader::counters)
       .def("close", &PageReader::close)

@@ -232,7 +232,8 @@ void Rounds::rank_row(const Wanted& item, const std::byte* row) {
 void Rounds::rank_page(const Wanted& item, const std::byte* page) {
   const std::int32_t file = batch_.files[item.candidate];
   const auto of_file = [file](const PageRows& rows) { return rows.file == file; };
-  const PageRows& rows = *std::find_if(batch_.page_rows.begin(), batch_.page_rows.end(), of_file);
+  const std::span<const PageRows> files = batch_.page_rows[batch_.page_rows.size() == 1 ? 0 : item.query];
+  const PageRows& rows = *std::find_if(files.begin(), files.end(), of_file);
   const auto per_page = static_cast<std::int64_t>(batch_.per_page);
   const std::int64_t start = batch_.offsets[item.candidate] / static_cast<std::int64_t>(kPageBytes);
   const std::int64_t first = start * per_page;

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 #include "bind/array.hpp"
 #include "search/candidate_search.hpp"
@@ -22,6 +23,27 @@ struct SearchRequest {
             "queries, radius: [q, d] and [q]");
   }
 };
+
+// Checks requests that are searched together, each in a state of the same index, and returns the number of queries.
+inline std::size_t check_together(const std::vector<const IndexState*>& states,
+                                  const std::vector<const SearchRequest*>& requests) {
+  require(!states.empty() && states.size() == requests.size(), "states, requests: as many of both");
+  const SearchRequest& first = *requests.front();
+  std::size_t count = 0;
+  for (std::size_t i = 0; i < states.size(); ++i) {
+    const SearchRequest& each = *requests[i];
+    each.check(*states[i]);
+    require(&states[i]->space == &states[0]->space && &states[i]->stored == &states[0]->stored,
+            "states: of one index");
+    require(each.queries.data() == first.queries.data() + count * first.queries.shape(1),
+            "queries: one request behind the other");
+    require(each.effort.k == first.effort.k && each.effort.first_round == first.effort.first_round &&
+                each.effort.max_reads == first.effort.max_reads && each.effort.deadline == first.effort.deadline,
+            "efforts: of the same k, first round and limits");
+    count += each.queries.shape(0);
+  }
+  return count;
+}
 
 // The nearest of each query and where they lie, [q, k]; and [q]: the work done, and the number of its candidates.
 struct SearchOutput {
