@@ -45,7 +45,14 @@ class Anchor(nn.Parameter):
     def mark(self, refusal: str) -> None:
         """Note that rows have gradients; a call that reads this parameter's gradient raises `refusal`."""
         if not isinstance(self.grad, _Mark) or self.grad.is_zero:
-            self.grad: Tensor | None = _Mark.of(refusal)
+            self.grad: Tensor | None = _Mark.of(refusal, self.device)
+
+    def move(self, device: torch.device) -> None:
+        """Lie on a device, where code that asks a model's first parameter for its device looks for it."""
+        mark, self.grad = self.grad, None
+        self.data = torch.empty(0, device=device)
+        if isinstance(mark, _Mark) and not mark.is_zero:
+            self.mark(mark.refusal)
 
     @property
     def is_marked(self) -> bool:
@@ -60,8 +67,8 @@ class _Mark(torch.Tensor):
     is_zero: bool
 
     @classmethod
-    def of(cls, refusal: str) -> "_Mark":
-        mark = torch.empty(0).as_subclass(cls)
+    def of(cls, refusal: str, device: torch.device) -> "_Mark":
+        mark = torch.empty(0, device=device).as_subclass(cls)
         mark.refusal, mark.is_zero = refusal, False
         return mark
 
@@ -82,7 +89,7 @@ class _Mark(torch.Tensor):
         with torch._C.DisableTorchFunctionSubclass():
             found = func(*args, **(kwargs or {}))
         if name == "detach" or func == torch.Tensor.data.__get__:  # type: ignore[attr-defined]
-            return cls.of(marks[0].refusal)
+            return cls.of(marks[0].refusal, found.device)
         return found
 
 

@@ -128,7 +128,7 @@ class EmbeddingBagCollection(TableModule):
     optimizer
         For all tables; or a dict with an optimizer for each, by name. Tables with different ones train a little slower
         than tables with one kind, whose numbers may differ. ``module.optimizer.param_groups`` has a group for each.
-    dram, path, seed, resume, update, policy, codec, touched, step_rows
+    dram, path, seed, resume, update, policy, codec, touched, step_rows, device
         As in :class:`EmbeddingBag`, for all tables together.
 
     Raises
@@ -166,11 +166,12 @@ class EmbeddingBagCollection(TableModule):
         codec: str = "none",
         touched: int | None = None,
         step_rows: int | None = None,
+        device: str | torch.device = "cpu",
     ) -> None:
         parser = FeatureParser(tables, is_weighted=is_weighted)
         options = TableOptions(
             optimizer=optimizer, dram=dram, path=path, seed=seed, resume=resume, update=update,
-            policy=policy, codec=codec, touched=touched, step_rows=step_rows,
+            policy=policy, codec=codec, touched=touched, step_rows=step_rows, device=device,
         )  # fmt: skip
         super().__init__(look_ups_of(Tables(parser.specs, options, asked=ASKED), parser.ids_of))
         self._parser = parser
@@ -321,7 +322,7 @@ def _of_matrix(ids: Tensor, count: int) -> list[Part]:
     if ids.dim() != 2 or ids.shape[1] != count or ids.dtype not in (torch.int32, torch.int64):
         raise ValueError(f"features: expected integers [samples, {count}], got {ids.dtype} {list(ids.shape)}")
     offsets = torch.arange(len(ids))
-    return [(column, offsets, None) for column in ids.to(torch.int64).t().contiguous()]
+    return [(column, offsets, None) for column in ids.to("cpu", torch.int64).t().contiguous()]
 
 
 def _of_jagged(features: Any, names: Sequence[str]) -> list[Part]:
@@ -330,7 +331,7 @@ def _of_jagged(features: Any, names: Sequence[str]) -> list[Part]:
     missing = [name for name in names if name not in there]
     if missing:
         raise ValueError(f"features: no {missing[0]!r}; there are {there}")
-    offsets, values, weights = features.offsets(), features.values(), features.weights_or_none()
+    offsets, values, weights = features.offsets().cpu(), features.values().cpu(), features.weights_or_none()
     samples = (len(offsets) - 1) // max(1, len(there))
     found = []
     for name in names:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from memhier.recsys.embedding.anchor import Anchor, refuse_scaled_losses
 from memhier.recsys.embedding.optimizers import adds_in_turn
-from memhier.recsys.embedding.pooling import Sparse, StepGradient, apply_gradient, apply_sparse
+from memhier.recsys.embedding.pooling import Gradient, Sparse, StepGradient, apply_gradient, apply_sparse
 from memhier.recsys.embedding.tables import Ints, StepRows, Tables
 from memhier.recsys.embedding.torch_internals import (
     current_pass,
@@ -59,14 +59,21 @@ class Pending:
 
     __slots__ = ("gradient", "graph_pass", "rows")
 
-    def __init__(self, rows: StepRows, gradient: StepGradient | Sparse, graph_pass: int) -> None:
+    def __init__(self, rows: StepRows, gradient: Gradient, graph_pass: int) -> None:
         self.rows: StepRows = rows
-        self.gradient: StepGradient | Sparse = gradient
+        self.gradient: Gradient = gradient
         self.graph_pass: int = graph_pass
 
+    @property
+    def is_coming(self) -> bool:
+        """Whether the gradient is on its way from a device."""
+        return not isinstance(self.gradient, list) and self.gradient.is_coming
+
     def sparse(self) -> Sparse:
-        """Return the gradient of rows."""
-        return self.gradient.sparse() if isinstance(self.gradient, StepGradient) else self.gradient
+        """Return the gradient of rows, once it is there; always the same tensors."""
+        if not isinstance(self.gradient, list):
+            self.gradient = self.gradient.sparse()
+        return self.gradient
 
 
 class LookUps:
@@ -105,7 +112,9 @@ class LookUps:
         self.planned: tuple[Any, StepRows] | None = None
         self._ids_of = ids_of
         self._pending: list[Pending] = []
-        self._applied = 0  # updates since an optimizer's last step
+        self._applied = 0  # updates since an optimizer's last step, one that is put off included
+        # Hyperparameters of the last pass, if its update is put off until its gradients have come from a device.
+        self._put_off: list[dict[str, Any]] | None = None
         self._waiting: WeakSet[LookUp] = WeakSet()  # for their backward pass
         # By thread and number of a backward pass: the number of pending gradients when it began.
         self._passes: dict[tuple[int, int], int] = {}
@@ -205,7 +214,7 @@ class LookUps:
         self._waiting.add(look_up)
         return look_up
 
-    def take(self, look_up: LookUp | None, rows: StepRows, gradient: StepGradient | Sparse) -> None:
+    def take(self, look_up: LookUp | None, rows: StepRows, gradient: Gradient) -> None:
         """Take the gradient of a look-up, amid its backward pass."""
         if not self.anchor.requires_grad:
             rows.release()  # frozen since the forward pass
@@ -215,14 +224,14 @@ class LookUps:
         if self.update == "backward":
             self._await_end()
         else:
-            if isinstance(gradient, StepGradient):
+            if not isinstance(gradient, list) and not gradient.is_coming:
                 gradient = gradient.sparse()
             if self._pending and not self.anchor.is_marked:
                 self.drop()  # the model's zero_grad() means the rows as well
         self.anchor.mark(_APPLIED if self.update == "backward" else _WAITING)
         self.add(rows, gradient, current_pass())
 
-    def add(self, rows: StepRows, gradient: StepGradient | Sparse, graph_pass: int) -> None:
+    def add(self, rows: StepRows, gradient: Gradient, graph_pass: int) -> None:
         """Let a gradient wait with those of its step."""
         self._pending.append(Pending(rows, gradient, graph_pass))
 
@@ -251,6 +260,8 @@ class LookUps:
         for one in self._pending[first:]:
             one.rows.release()
         del self._pending[first:]
+        if not self._pending:
+            self._put_off = None
 
     def close(self) -> None:
         """Drop all gradients."""
@@ -259,18 +270,26 @@ class LookUps:
     def _await_end(self) -> None:
         key = (threading.get_ident(), current_pass())
         if key not in self._passes:
+            if self._put_off is not None:
+                self.apply()  # of the pass before
             self._passes[key] = len(self._pending)
             when_pass_ends(partial(self._end_pass, key))
 
     def _end_pass(self, key: tuple[int, int]) -> None:
         self._passes.pop(key, None)
-        if not self._passes and not self._waiting:
+        if self._passes or self._waiting:
+            return
+        if any(one.is_coming for one in self._pending):
+            # The caller may start the dense part's step meanwhile. The next use of the tables waits for them.
+            self._put_off = [dict(group) for group in self.optimizer.param_groups]
+            self._applied += 1
+        else:
             self.apply()
 
     @shielded
     @torch.no_grad()
     def _apply_pending(self) -> None:
-        groups = self.optimizer.param_groups
+        groups = self.optimizer.param_groups if self._put_off is None else self._put_off
         pending, self._pending = self._pending, []
         applied = False
         try:
@@ -286,13 +305,14 @@ class LookUps:
                     rows.release()
             applied = True
         finally:
-            if applied or self.update == "backward":
-                # A failed backward pass can be made again.
+            if applied or (self.update == "backward" and self._put_off is None):
+                # A failed backward pass can be made again; one that has ended cannot.
                 for one in pending:
                     one.rows.release()
             else:
                 self._pending = pending
-        self._applied += 1
+        self._applied += self._put_off is None
+        self._put_off = None
 
     # The step of an optimizer.
 
@@ -319,7 +339,8 @@ class LookUps:
 
     def before_other_step(self) -> None:
         """Note that an optimizer of all parameters of a model takes a step, which means one step of the rows."""
-        self.end_step()
+        if self._put_off is None:
+            self.end_step()
         self._check_one_update("optimizer.step()")
 
     def scale(self, factor: float) -> None:

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from memhier.arguments import as_ints
 from memhier.closing import Closing
 from memhier.errors import CorruptionError
+from memhier.recsys.embedding.device.crossing import Crossing
+from memhier.recsys.embedding.device.link import DeviceLink, check_device, link_of
 from memhier.recsys.embedding.initial import TableSpec, initial_weights
 from memhier.recsys.embedding.look_ups import FusedOptimizer, LookUps
 from memhier.recsys.embedding.optimizers import check_group
@@ -42,6 +44,9 @@ class TableModule(Closing, nn.Module):
     for a look-up that still has no backward pass of its own, until that look-up has one, its output is forgotten, or
     the tables are used again. With ``update="step"`` gradients wait for ``module.optimizer.step()``: several backward
     passes, such as micro-batches, add up, and gradients can be scaled. Their rows stay in DRAM until then.
+
+    Rows are summed and trained on the CPU. ``module.to("cuda")``, or that of its model, brings the outputs there; ids
+    may lie on the CPU or there. The values that the methods return lie on the CPU.
     """
 
     def __init__(self, look_ups: LookUps) -> None:
@@ -51,7 +56,9 @@ class TableModule(Closing, nn.Module):
         self.optimizer: FusedOptimizer = look_ups.optimizer
         self._anchor = look_ups.anchor
         self._end_epoch: Callable[[], None] | None = None
+        self._link: DeviceLink | None = None
         try:
+            self.to(self.tables.options.device)
             self._begun_with = self._restore_hyperparameters()
         except BaseException:
             self.tables.close()
@@ -267,7 +274,7 @@ class TableModule(Closing, nn.Module):
         raise NotImplementedError
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Refuse to convert or move the rows; `to`, `half`, `cuda` and others call this."""
+        """Move the outputs, and refuse to convert the rows; `to`, `half`, `cuda` and others call this."""
         found = fn(torch.zeros(1))
         name = type(self).__name__
         if found.dtype != torch.float32:
@@ -275,12 +282,19 @@ class TableModule(Closing, nn.Module):
                 f"{name}: its rows are float32 and stay so, {found.dtype} was asked for: convert the dense part alone, "
                 "such as model.dense.half(), or run it under torch.autocast"
             )
-        if found.device.type != "cpu":
-            raise ValueError(
-                f"{name}: its rows stay in DRAM and on SSD, {found.device} was asked for: move the dense part alone, "
-                f"and the output of the tables, such as tables(ids).to({str(found.device)!r})"
-            )
+        if found.device != self.device:
+            check_device(found.device, name)
+            self._link = link_of(found.device)
+            self._anchor.move(self.device)
         return self
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the outputs."""
+        return torch.device("cpu") if self._link is None else self._link.device
+
+    def _crossing(self) -> Crossing | None:
+        return None if self._link is None else Crossing(self._link)
 
     @shielded
     def close(self) -> None:
@@ -304,10 +318,10 @@ class TableModule(Closing, nn.Module):
         for bag in bags:
             if bag.padding >= 0:
                 bag.padding = self._place(rows, bag)
-        if trains:
-            return pool(self.tables, rows, bags, self._anchor, partial(self.look_ups.take, look_up, rows))
-        output = pool(self.tables, rows, bags, self._anchor, None)
-        rows.release()
+        done = partial(self.look_ups.take, look_up, rows) if trains else None
+        output = pool(self.tables, rows, bags, self._anchor, done, self._crossing())
+        if not trains:
+            rows.release()
         return output
 
     @property

@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from memhier import backend
+from memhier.recsys.embedding.device.crossing import Crossing, refuse_graph
+from memhier.recsys.embedding.device.link import Arrival
 from memhier.recsys.embedding.optimizers import Group
 from memhier.recsys.embedding.tables import Floats, Ints, StepRows, Tables
 from memhier.recsys.embedding.torch_internals import (
@@ -25,8 +27,8 @@ from memhier.recsys.embedding.torch_internals import (
 )
 
 __all__ = [
-    "EVALUATED", "MODES", "ROWS", "Bags", "Sparse", "StepGradient", "apply_gradient", "apply_sparse",
-    "check_first_pass", "pool", "pool_weights",
+    "EVALUATED", "MODES", "ROWS", "Bags", "ComingRows", "Gradient", "Sparse", "StepGradient", "apply_gradient",
+    "apply_sparse", "check_first_pass", "pool", "pool_weights",
 ]  # fmt: skip
 
 Sparse = list[tuple[int, Tensor]]
@@ -155,8 +157,6 @@ class StepGradient:
     ----------
     layout
         The places of the bags, for the compiled steps; None if torch's operators pooled them.
-    dense
-        The gradient of the output, once there.
     """
 
     def __init__(
@@ -164,19 +164,36 @@ class StepGradient:
     ) -> None:
         self.rows = rows
         self.layout = layout
-        self.dense: Tensor | None = None
+        self._dense: Tensor | None = None
+        self._arrival: Arrival | None = None
         self._bags = bags
         self._widths = widths
         self._kept = kept  # torch's operators want it back; for plain sums and means the lengths of bags are enough
 
+    def take(self, dense: Tensor, crossing: Crossing | None) -> None:
+        """Take the gradient of the output, which may still be on its way from a device."""
+        self._dense, self._arrival = dense, None if crossing is None else crossing.arrival
+
+    @property
+    def is_coming(self) -> bool:
+        """Whether the gradient of the output is on its way."""
+        return self._arrival is not None and self._arrival.is_coming
+
+    @property
+    def dense(self) -> Tensor:
+        """The gradient of the output, once it is there."""
+        assert self._dense is not None
+        if self._arrival is not None:
+            self._arrival.wait()
+        return self._dense
+
     def of_bags(self, number: int) -> Tensor:
         """Return the gradient of the bags of one table, feature after feature."""
-        assert self.dense is not None
+        dense = self.dense
         start = sum(width * bag.features for width, bag in zip(self._widths[:number], self._bags, strict=False))
         width = self._widths[number]
         parts = [
-            self.dense[:, start + width * part : start + width * (part + 1)]
-            for part in range(self._bags[number].features)
+            dense[:, start + width * part : start + width * (part + 1)] for part in range(self._bags[number].features)
         ]
         return (parts[0] if len(parts) == 1 else torch.cat(parts)).contiguous()
 
@@ -226,6 +243,26 @@ def _of_rows(gradient: Tensor, bag: Bags, count: int) -> Tensor:
     return sparse_rows(places, gradient, (count, gradient.shape[1]))
 
 
+class ComingRows:
+    """Gradients of rows that are made once those of the output have come from a device."""
+
+    def __init__(self, arrival: Arrival, make: Callable[[], Sparse]) -> None:
+        self._arrival = arrival
+        self._make = make
+
+    @property
+    def is_coming(self) -> bool:
+        """Whether the gradient of the output is on its way."""
+        return self._arrival.is_coming
+
+    def sparse(self) -> Sparse:
+        """Return the gradients of rows."""
+        self._arrival.wait()
+        return self._make()
+
+
+Gradient = StepGradient | ComingRows | Sparse
+"""The gradient of a look-up."""
 Done = Callable[[StepGradient], None]
 
 EVALUATED = (
@@ -236,7 +273,9 @@ EVALUATED = (
 """The message of a backward pass through such a look-up."""
 
 
-def pool(tables: Tables, rows: StepRows, bags: list[Bags], anchor: Tensor, done: Done | None) -> Tensor:
+def pool(
+    tables: Tables, rows: StepRows, bags: list[Bags], anchor: Tensor, done: Done | None, crossing: Crossing | None
+) -> Tensor:
     """Look bags up and pool them; on the way back the gradient goes to `done`.
 
     Parameters
@@ -245,6 +284,8 @@ def pool(tables: Tables, rows: StepRows, bags: list[Bags], anchor: Tensor, done:
         Autograd comes back here if it requires a gradient.
     done
         None if rows get no gradient; then only weights of samples may have one.
+    crossing
+        Brings the output to a device; None leaves it on the CPU.
 
     Returns
     -------
@@ -252,8 +293,8 @@ def pool(tables: Tables, rows: StepRows, bags: list[Bags], anchor: Tensor, done:
         float32 [bags of a feature, sum of widths]: table after table, feature after feature.
     """
     samples = [bag.weights for bag in bags]
-    output: Tensor = _Pool.apply(anchor, tables, rows, bags, done, *samples)  # type: ignore[no-untyped-call]
-    return output
+    output: Tensor = _Pool.apply(anchor, tables, rows, bags, done, crossing, *samples)  # type: ignore[no-untyped-call]
+    return output if crossing is None else crossing.over(output)[0]
 
 
 class _Pool(torch.autograd.Function):
@@ -265,16 +306,17 @@ class _Pool(torch.autograd.Function):
         rows: StepRows,
         bags: list[Bags],
         done: Done | None,
+        crossing: Crossing | None,
         *samples: Tensor | None,
     ) -> Tensor:
         plain = all(
             bag.mode == ROWS or (bag.mode != MODES["max"] and bag.weights is None and bag.padding < 0) for bag in bags
         )
-        ctx.done, ctx.looked_up, ctx.evaluated = done, None, done is None
+        ctx.done, ctx.crossing, ctx.looked_up, ctx.evaluated = done, crossing, None, done is None
         if plain and backend.core is not None and rows.loan is not None:
             widths = [tables.specs[bag.table].dim for bag in bags]
             layout = layout_of(bags, widths)
-            output = torch.empty(layout.shape)
+            output = torch.empty(layout.shape) if crossing is None else crossing.empty(layout.shape)
             backend.core.embedding_pool(
                 slab=rows.loan.rows, slots=rows.loan.slots, inverse=rows.inverse, begins=layout.begins,
                 targets=layout.targets, tables=layout.tables, out=output.numpy(),
@@ -284,7 +326,7 @@ class _Pool(torch.autograd.Function):
         weights = [torch.from_numpy(some) for some in tables.weights(rows)]
         output, ctx.gradient = pool_weights(weights, rows, bags)
         # Gradients of per-sample weights need the rows that were looked up.
-        if any(ctx.needs_input_grad[5:]):
+        if any(ctx.needs_input_grad[6:]):
             ctx.looked_up = [weights[bag.table] for bag in bags]
         return output
 
@@ -295,14 +337,14 @@ class _Pool(torch.autograd.Function):
         if ctx.needs_input_grad[0] and ctx.evaluated:
             raise RuntimeError(EVALUATED)
         check_first_pass(step, gradient)
-        step.dense = gradient
+        step.take(gradient, ctx.crossing)
         of_samples = [
             step.of_samples(number, ctx.looked_up[number]) if needed else None
-            for number, needed in enumerate(ctx.needs_input_grad[5:])
+            for number, needed in enumerate(ctx.needs_input_grad[6:])
         ]
         if done is not None:
             done(step)
-        return None, None, None, None, None, *of_samples
+        return None, None, None, None, None, None, *of_samples
 
 
 def pool_weights(weights: list[Tensor], rows: StepRows, bags: list[Bags]) -> tuple[Tensor, StepGradient]:
@@ -339,11 +381,7 @@ def check_first_pass(step: Any, gradient: Tensor) -> None:
             "the rows of this step have gone back: backward runs only once through a look-up; add the losses up, or "
             "look up again"
         )
-    if gradient.requires_grad:
-        raise RuntimeError(
-            "backward(create_graph=True) through a look-up: there are no gradients of gradients of rows; take "
-            "torch.autograd.grad(..., create_graph=True) with respect to the output of the tables"
-        )
+    refuse_graph(gradient)
 
 
 def apply_gradient(tables: Tables, step: StepGradient, groups: Sequence[Group]) -> None:
@@ -353,7 +391,6 @@ def apply_gradient(tables: Tables, step: StepGradient, groups: Sequence[Group]) 
     if layout is None or rules is None:
         apply_sparse(tables, rows, step.sparse(), groups)
         return
-    assert step.dense is not None
     assert backend.core is not None
     gradient, stride = _in_place(step.dense)
     sources = layout.sources(stride)

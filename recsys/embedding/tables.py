@@ -22,6 +22,7 @@ from memhier.budget import parse_bytes
 from memhier.errors import BudgetError, ClosedError, CorruptionError, FormatError
 from memhier.log.parts import LogRecord
 from memhier.policies import Belady, Policy
+from memhier.recsys.embedding.device.link import check_device
 from memhier.recsys.embedding.initial import FirstRows, TableSpec
 from memhier.recsys.embedding.optimizers import SGD
 from memhier.recsys.embedding.records import EXTRA, IDS, TableRecord, decoded_extra, nothing_there
@@ -67,9 +68,12 @@ class TableOptions:
     codec: str = "none"
     touched: int | None = None
     step_rows: int | None = None
+    device: str | torch.device = "cpu"
 
     def __post_init__(self) -> None:
         check_here(self.path, "pull a backup into a folder, and open that")
+        check_device(torch.device(self.device), f"device={str(self.device)!r}")
+        torch.empty(0, device=self.device)  # raises where there is no such device
         check_int("seed", self.seed, -(2**63), 2**64 - 1)
         for name, value in (("touched", self.touched), ("step_rows", self.step_rows)):
             if value is not None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from memhier.policies import Policy
@@ -62,7 +63,7 @@ class EmbeddingCollection(TableModule):
     ----------
     tables
         :class:`EmbeddingConfig`, or TorchRec's. Their widths may differ.
-    optimizer, dram, path, seed, resume, update, policy, codec, touched, step_rows
+    optimizer, dram, path, seed, resume, update, policy, codec, touched, step_rows, device
         As in :class:`EmbeddingBagCollection`.
 
     Raises
@@ -101,11 +102,12 @@ class EmbeddingCollection(TableModule):
         codec: str = "none",
         touched: int | None = None,
         step_rows: int | None = None,
+        device: str | torch.device = "cpu",
     ) -> None:
         parser = FeatureParser(tables, pooled=False)
         options = TableOptions(
             optimizer=optimizer, dram=dram, path=path, seed=seed, resume=resume, update=update,
-            policy=policy, codec=codec, touched=touched, step_rows=step_rows,
+            policy=policy, codec=codec, touched=touched, step_rows=step_rows, device=device,
         )  # fmt: skip
         super().__init__(look_ups_of(Tables(parser.specs, options, asked=ASKED), parser.ids_of))
         self._parser = parser
@@ -133,14 +135,17 @@ class EmbeddingCollection(TableModule):
         """
         bags = self._parser.bags_of(features)
         lengths = lengths_of(bags)
-        counts = [int(length.sum()) for length in lengths]
+        counts = [bag.lengths.view(bag.features, -1).sum(1).tolist() for bag in bags]
         ids, trains = [bag.indices.numpy() for bag in bags], self._trains
         look_up = self.look_ups.begin(trains)
         rows = self.look_ups.rows_of(ids, trains, self._admits)
         if look_up is not None:
             look_up.rows = rows
         done = partial(self.look_ups.take, look_up, rows) if trains else None
-        values = rows_of_sequences(self.tables, rows, [bag.features for bag in bags], counts, self._anchor, done)
+        crossing = self._crossing()
+        values = rows_of_sequences(self.tables, rows, counts, self._anchor, done, crossing)
+        if crossing is not None:
+            lengths = crossing.sent(lengths)
         if not trains:
             rows.release()
         return sequences_by_name(features, self._parser.features, values, lengths)

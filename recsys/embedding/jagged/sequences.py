@@ -1,18 +1,20 @@
 """Rows of sequences: each id's row as it is, feature by feature, with gradients for the features that have some."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from memhier.recsys.embedding.pooling import EVALUATED, Sparse, check_first_pass
+from memhier.recsys.embedding.device.crossing import Crossing
+from memhier.recsys.embedding.pooling import EVALUATED, ComingRows, Sparse, check_first_pass
 from memhier.recsys.embedding.tables import StepRows, Tables
 from memhier.recsys.embedding.torch_internals import sparse_rows
 
 __all__ = ["Jagged", "rows_of_sequences"]
 
-Done = Callable[[Sparse], None]
+Done = Callable[[ComingRows | Sparse], None]
 
 
 class Jagged:
@@ -65,7 +67,7 @@ class Jagged:
         """
         longest = int(self._lengths.max()) if len(self._lengths) else 0
         length = longest if desired_length is None else desired_length
-        places = torch.arange(length)
+        places = torch.arange(length, device=self._lengths.device)
         inside = places < self._lengths[:, None]
         rows = (self.offsets()[:-1, None] + places)[inside]
         padded = self._values.new_full((len(self._lengths), length, self._values.shape[1]), padding_value)
@@ -73,21 +75,24 @@ class Jagged:
 
 
 def rows_of_sequences(
-    tables: Tables, rows: StepRows, features: Sequence[int], counts: Sequence[int], anchor: Tensor, done: Done | None
+    tables: Tables,
+    rows: StepRows,
+    counts: Sequence[Sequence[int]],
+    anchor: Tensor,
+    done: Done | None,
+    crossing: Crossing | None,
 ) -> tuple[Tensor, ...]:
     """Return the rows of each feature's ids, float32 [ids, dim]; on the way back the gradient goes to `done`.
 
     Parameters
     ----------
-    features
-        The number of features of each table.
     counts
-        The number of ids of each feature.
-    anchor, done
+        The number of ids of each feature, table by table.
+    anchor, done, crossing
         As of `pooling.pool`.
     """
-    found: tuple[Tensor, ...] = _Sequences.apply(anchor, tables, rows, features, counts, done)  # type: ignore[no-untyped-call]
-    return found
+    found: tuple[Tensor, ...] = _Sequences.apply(anchor, tables, rows, counts, done, crossing)  # type: ignore[no-untyped-call]
+    return found if crossing is None else crossing.over(*found)
 
 
 class _Sequences(torch.autograd.Function):
@@ -97,20 +102,19 @@ class _Sequences(torch.autograd.Function):
         anchor: Tensor,
         tables: Tables,
         rows: StepRows,
-        features: Sequence[int],
-        counts: Sequence[int],
+        counts: Sequence[Sequence[int]],
         done: Done | None,
+        crossing: Crossing | None,
     ) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)  # a feature without a gradient trains no row
-        ctx.done, ctx.is_read = done, done is None
+        ctx.done, ctx.crossing, ctx.is_read = done, crossing, done is None
         found: list[Tensor] = []
         places: list[tuple[Tensor, ...]] = []
         for table, weights in enumerate(tables.weights(rows)):
             mine = torch.from_numpy(rows.places(table))
-            first = len(found)
-            places.append(torch.split(mine, list(counts[first : first + features[table]])))
+            places.append(torch.split(mine, list(counts[table])))
             found += [torch.from_numpy(weights)[some] for some in places[table]]
-        ctx.places, ctx.sizes = places, [rows.of_table(table) for table in range(len(features))]
+        ctx.places, ctx.sizes = places, [rows.of_table(table) for table in range(len(counts))]
         return tuple(found)
 
     @staticmethod
@@ -123,15 +127,19 @@ class _Sequences(torch.autograd.Function):
             if gradient is not None:
                 check_first_pass(places, gradient)
         if done is not None:
-            of_rows: Sparse = []
-            left = iter(gradients)
-            for table, (of_features, size) in enumerate(zip(places, ctx.sizes, strict=True)):
-                there = [
-                    (some, gradient) for some, gradient in zip(of_features, left, strict=False) if gradient is not None
-                ]
-                if there:
-                    values = torch.cat([gradient for _, gradient in there])
-                    shape = (size.stop - size.start, values.shape[1])
-                    of_rows.append((table, sparse_rows(torch.cat([some for some, _ in there]), values, shape)))
-            done(of_rows)
+            make = partial(_of_rows, places, ctx.sizes, gradients)
+            arrival = None if ctx.crossing is None else ctx.crossing.arrival
+            done(make() if arrival is None else ComingRows(arrival, make))
         return None, None, None, None, None, None
+
+
+def _of_rows(places: list[tuple[Tensor, ...]], sizes: Sequence[slice], gradients: Sequence[Tensor | None]) -> Sparse:
+    of_rows: Sparse = []
+    left = iter(gradients)
+    for table, (of_features, size) in enumerate(zip(places, sizes, strict=True)):
+        there = [(some, gradient) for some, gradient in zip(of_features, left, strict=False) if gradient is not None]
+        if there:
+            values = torch.cat([gradient for _, gradient in there])
+            shape = (size.stop - size.start, values.shape[1])
+            of_rows.append((table, sparse_rows(torch.cat([some for some, _ in there]), values, shape)))
+    return of_rows

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from memhier.arguments import as_ints
 from memhier.recsys.embedding.collection import FeatureParser
+from memhier.recsys.embedding.device.crossing import Crossing
 from memhier.recsys.embedding.initial import TableSpec
 from memhier.recsys.embedding.look_ups import LookUp
 from memhier.recsys.embedding.module import TableModule
@@ -62,7 +63,7 @@ class ShardedEmbeddingBagCollection(TableModule):
         Divide gradients by the number of ranks, as DDP does in the dense part.
     group
         The ranks that share the tables; by default all.
-    optimizer, dram, seed, update, policy, codec, touched, step_rows
+    optimizer, dram, seed, update, policy, codec, touched, step_rows, device
         As in :class:`EmbeddingBag`, for each rank.
 
     Raises
@@ -138,11 +139,11 @@ class ShardedEmbeddingBagCollection(TableModule):
         exchange, is_planned = look_ups.exchange_of([bag.indices.numpy() for bag in bags])
         rows = (look_ups.rows_of if is_planned else look_ups.rows_now)(exchange, trains)
         samples = [bag.weights for bag in bags]
-        step = _Step(rows, exchange, bags, look_up, trains)
+        step = _Step(rows, exchange, bags, look_up, trains, self._crossing())
         output: Tensor = _Look.apply(self._anchor, look_ups, step, *samples)  # type: ignore[no-untyped-call]
         if not trains:
             rows.release()
-        return self._parser.result(features, output)
+        return self._parser.result(features, output if step.crossing is None else step.crossing.over(output)[0])
 
     @property
     def specs(self) -> tuple[TableSpec, ...]:
@@ -278,6 +279,7 @@ class _Step:
     bags: list[Bags]
     look_up: LookUp | None
     trains: bool
+    crossing: Crossing | None
 
 
 class _Look(torch.autograd.Function):
@@ -297,7 +299,7 @@ class _Look(torch.autograd.Function):
         of_rows, ctx.gradient = ctx.gradient, None
         step, ctx.step = ctx.step, None
         check_first_pass(of_rows, gradient)
-        of_rows.dense = gradient
+        of_rows.take(gradient, step.crossing)
         of_samples = [
             of_rows.of_samples(number, ctx.looked_up[number]) if needed else None
             for number, needed in enumerate(ctx.needs_input_grad[3:])

@@ -61,6 +61,8 @@ class EmbeddingBag(OneTable):
         takes half of `dram`. The index takes memory as rows come in use.
     step_rows
         Most distinct rows of one step, for which working memory is set aside; by default the budget decides.
+    device
+        Where outputs lie, the CPU or a CUDA device; :meth:`to` moves them. The rows stay in DRAM and on SSD.
 
     Raises
     ------
@@ -119,12 +121,13 @@ class EmbeddingBag(OneTable):
         codec: str = "none",
         touched: int | None = None,
         step_rows: int | None = None,
+        device: str | torch.device = "cpu",
     ) -> None:
         if mode not in MODES:
             raise ValueError(f"mode={mode!r}: expected one of {', '.join(map(repr, MODES))}")
         options = TableOptions(
             optimizer=optimizer, dram=dram, path=path, seed=seed, resume=resume, update=update,
-            policy=policy, codec=codec, touched=touched, step_rows=step_rows,
+            policy=policy, codec=codec, touched=touched, step_rows=step_rows, device=device,
         )  # fmt: skip
         super().__init__(num_embeddings, embedding_dim, padding_idx, initial, id_space, options, _ids_of)
         self.mode = mode
@@ -182,7 +185,7 @@ def as_bags(
             raise ValueError(
                 f"per_sample_weights: expected shape {list(input.shape)}, got {list(per_sample_weights.shape)}"
             )
-        per_sample_weights = per_sample_weights.reshape(-1).contiguous()
+        per_sample_weights = per_sample_weights.cpu().reshape(-1).contiguous()
     if input.dim() == 2:
         if offsets is not None:
             raise ValueError("offsets: expected None with a 2-D input, each of whose rows is a bag")
@@ -195,9 +198,9 @@ def as_bags(
     elif offsets.dim() != 1 or offsets.dtype not in (torch.int32, torch.int64):
         raise ValueError(f"offsets: expected int64 [bags], got {offsets.dtype} {list(offsets.shape)}")
     else:
-        offsets = offsets.to(torch.int64).contiguous()
+        offsets = offsets.to("cpu", torch.int64).contiguous()
         _check_offsets(offsets, input.numel())
-    return input.detach().reshape(-1).to(torch.int64).contiguous(), offsets, per_sample_weights
+    return input.detach().reshape(-1).to("cpu", torch.int64).contiguous(), offsets, per_sample_weights
 
 
 def _check_offsets(offsets: Tensor, count: int) -> None:

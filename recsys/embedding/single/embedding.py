@@ -31,7 +31,7 @@ class Embedding(OneTable):
         As in torch.
     padding_idx
         A row without a gradient, as in torch: zeros at first, and returned as it is.
-    optimizer, dram, path, seed, initial, id_space, resume, update, policy, codec, touched, step_rows
+    optimizer, dram, path, seed, initial, id_space, resume, update, policy, codec, touched, step_rows, device
         As of :class:`EmbeddingBag`, which see for errors, too.
 
     Examples
@@ -67,10 +67,11 @@ class Embedding(OneTable):
         codec: str = "none",
         touched: int | None = None,
         step_rows: int | None = None,
+        device: str | torch.device = "cpu",
     ) -> None:
         options = TableOptions(
             optimizer=optimizer, dram=dram, path=path, seed=seed, resume=resume, update=update,
-            policy=policy, codec=codec, touched=touched, step_rows=step_rows,
+            policy=policy, codec=codec, touched=touched, step_rows=step_rows, device=device,
         )  # fmt: skip
         super().__init__(num_embeddings, embedding_dim, padding_idx, initial, id_space, options, _ids_of)
         if self.padding_idx is not None and not resume and self.specs[0].id_space is None:
@@ -108,7 +109,7 @@ class Embedding(OneTable):
 
 def _flat(input: Tensor) -> Tensor:
     check_ids_tensor(input)
-    return input.detach().reshape(-1).to(torch.int64).contiguous()
+    return input.detach().reshape(-1).to("cpu", torch.int64).contiguous()
 
 
 def _ids_of(input: Any) -> list[Ints]:
