@@ -88,7 +88,7 @@ class Swapper:
         self, settings: BufferSettings, storage: Storage, placement: Placement, memory: Memory, ahead: BatchQueue
     ) -> None:
         self._settings = settings
-        self._schema = settings.schema
+        self._schema = settings.held
         self._storage = storage
         self._placement = placement
         self._memory = memory
