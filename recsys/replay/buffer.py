@@ -579,6 +579,7 @@ class CarouselBuffer(Closing):
             "delay": settings.delay,
             "same_class": settings.same_class,
             **({"field_codecs": settings.schema.codecs} if settings.schema.codecs else {}),
+            **({"means": settings.schema.means} if settings.schema.means else {}),
             **({"way_back": True} if settings.way_back else {}),
             "by_class": placement.members.by_class,
             "admit": settings.admission.name,

@@ -45,7 +45,11 @@ class Field:
     shape
         Of one sample's value, ``()`` for a number. The first length is None if it differs between samples.
     longest
-        The largest first length of a field whose lengths differ: memory holds that much for every sample.
+        The largest first length of a field whose lengths differ.
+    mean
+        The first length that is expected on average, of a field whose lengths differ. A budget of memory holds as many
+        slots as samples of that length, and each sample takes as many bytes as it has, in blocks of 64: if samples
+        turn out longer, memory holds fewer. By default `longest`: memory has room for that in every slot.
     mutable
         Whether `feedback` may give it a new value, such as the logits of DER++. The new value stays with the sample.
     codec
@@ -70,6 +74,7 @@ class Field:
     longest: int = 0
     mutable: bool = False
     codec: str | ProductCodes | None = None
+    mean: int = 0
 
     def __post_init__(self) -> None:
         dtype = _as_dtype(self.dtype)
@@ -83,8 +88,10 @@ class Field:
         object.__setattr__(self, "shape", tuple(None if length is None else int(length) for length in shape))
         if self.varies:
             check_int("longest", self.longest, 1, 2**30)
-        elif self.longest:
-            raise ValueError(f"longest={self.longest}: only for a field whose first length is None, not {self.shape}")
+            object.__setattr__(self, "mean", check_int("mean", self.mean or self.longest, 1, self.longest))
+        elif self.longest or self.mean:
+            raise ValueError(f"longest={self.longest}, mean={self.mean}: only for a field whose first length is None, "
+                             f"not {self.shape}")  # fmt: skip
         if self.varies and self.mutable:
             raise ValueError("mutable=True: a field whose length differs cannot be given a new value")
         if not isinstance(self.codec, str | ProductCodes | None):
@@ -96,6 +103,11 @@ class Field:
     def varies(self) -> bool:
         """Whether its first length differs between samples."""
         return self.shape[:1] == (None,)
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether memory holds its values in blocks, by their own lengths."""
+        return self.mean < self.longest
 
     def columns(self, name: str) -> dict[str, Column]:
         """Return its arrays in a batch: its values, and their lengths if these differ."""
@@ -184,27 +196,34 @@ class Schema:
         ]
 
     @property
+    def means(self) -> dict[str, int]:
+        """The mean lengths of the fields that memory packs."""
+        return {name: field.mean for name, field in self.fields.items() if field.is_packed}
+
+    @property
     def codecs(self) -> dict[str, str]:
         """The names of the codecs of both tiers by field; that of product codes has their digest."""
         chosen = {name: field.codec for name, field in self.fields.items() if field.codec is not None}
         return {name: codec if isinstance(codec, str) else codec.digest for name, codec in chosen.items()}
 
     @classmethod
-    def decode(cls, fields: Sequence[Any], codecs: Mapping[str, str | ProductCodes]) -> Self:
-        """Return the schema that `encode` described, with codecs for both tiers by field."""
+    def decode(cls, fields: Sequence[Any], codecs: Mapping[str, str | ProductCodes], means: Mapping[str, int]) -> Self:
+        """Return the schema that `encode` described, with codecs for both tiers and mean lengths by field."""
         return cls({
-            name: Field(np.lib.format.descr_to_dtype(_tuples(dtype)), tuple(shape), longest, mutable, codecs.get(name))
+            name: Field(np.lib.format.descr_to_dtype(_tuples(dtype)), tuple(shape), longest, mutable, codecs.get(name),
+                        means.get(name, 0))
             for name, dtype, shape, longest, mutable in fields
         })  # fmt: skip
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Schema) and self._text() == other._text()
+        return isinstance(other, Schema) and self.text() == other.text()
 
     def __hash__(self) -> int:
-        return hash(self._text())
+        return hash(self.text())
 
-    def _text(self) -> str:
-        return json.dumps([self.encode(), self.codecs])
+    def text(self) -> str:
+        """Return a text that only equal schemas have."""
+        return json.dumps([self.encode(), self.codecs, self.means])
 
     def __repr__(self) -> str:
         shown = [

@@ -77,7 +77,7 @@ class BufferSettings:
         """
         if not isinstance(memory, str):
             return check_int("memory", memory, 1, 2**31 - 1, "samples")
-        budget, each = parse_bytes(memory, "memory"), self.held.sample_bytes + _SLOT_BYTES + 20
+        budget, each = parse_bytes(memory, "memory"), Memory.slot_bytes(self.held) + _SLOT_BYTES
         slots = budget // each
         while slots > 0 and (excess := self._memory_bytes(slots) - budget) > 0:
             slots -= max(1, excess // each)
@@ -142,7 +142,7 @@ def stored_schema(store: Store, meta: Mapping[str, Any], expected: Schema | Mapp
     """
     with described(f"{store.path}: the schema"):
         codecs = {name: _stored_codec(store, name, codec) for name, codec in meta.get("field_codecs", {}).items()}
-        there = Schema.decode(meta["schema"], codecs)
+        there = Schema.decode(meta["schema"], codecs, meta.get("means", {}))
     if expected is not None and (wanted := as_schema(expected)) != there:
         raise FormatError(f"{store.path}: holds samples of {there}, expected {wanted}")
     return there
@@ -155,7 +155,8 @@ def _stored_codec(store: Store, name: str, codec: str) -> str | ProductCodes:
     value = store.get(f"{CODES}{name}")
     if value is None:
         raise ValueError(f"no value {CODES}{name}")
-    codes = ProductCodes.decoded(value)
+    with described(f"{store.path}: the value {CODES}{name}"):
+        codes = ProductCodes.decoded(value)
     if codes.digest != codec:
         raise ValueError(f"{CODES}{name} is {codes.digest}, expected {codec}")
     return codes
