@@ -94,8 +94,9 @@ class CarouselBuffer(Closing):
         ``RandomSwap(0.2)``, or None: only admission changes memory then.
     codec
         The codec of each field in storage alone, by name: ``"none"`` by default, ``"fp16"``, ``"bf16"`` or ``"int8"``
-        for float32, ``"zstd"``, and ``"jpeg"`` or ``"webp"`` for images, also with a quality: ``"jpeg:75"``. A `Field`
-        has a codec for both tiers.
+        for float32, ``"zstd"``, and for images ``"jpeg"`` or ``"webp"``, also with a quality: ``"jpeg:75"``, or without
+        loss ``"png"``, ``"webp:lossless"`` or ``"lossless"``: the smaller one of these two. A `Field` has a codec for
+        both tiers.
     seed
         0 to 2**63 - 1.
     delay

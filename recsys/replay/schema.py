@@ -49,7 +49,8 @@ class Field:
     mean
         The first length that is expected on average, of a field whose lengths differ. A budget of memory holds as many
         slots as samples of that length, and each sample takes as many bytes as it has, in blocks of 64: if samples
-        turn out longer, memory holds fewer. By default `longest`: memory has room for that in every slot.
+        turn out longer, memory holds fewer. By default `longest`: memory has room for that in every slot. For a field
+        with a codec of images or zstd: the bytes expected of a value once it is packed.
     mutable
         Whether `feedback` may give it a new value, such as the logits of DER++. The new value stays with the sample.
     codec
@@ -89,9 +90,10 @@ class Field:
         if self.varies:
             check_int("longest", self.longest, 1, 2**30)
             object.__setattr__(self, "mean", check_int("mean", self.mean or self.longest, 1, self.longest))
-        elif self.longest or self.mean:
+        elif self.longest or (self.mean and self.codec is None):
             raise ValueError(f"longest={self.longest}, mean={self.mean}: only for a field whose first length is None, "
                              f"not {self.shape}")  # fmt: skip
+        check_int("mean", self.mean, 0, 2**30)
         if self.varies and self.mutable:
             raise ValueError("mutable=True: a field whose length differs cannot be given a new value")
         if not isinstance(self.codec, str | ProductCodes | None):
@@ -103,11 +105,6 @@ class Field:
     def varies(self) -> bool:
         """Whether its first length differs between samples."""
         return self.shape[:1] == (None,)
-
-    @property
-    def is_packed(self) -> bool:
-        """Whether memory holds its values in blocks, by their own lengths."""
-        return self.mean < self.longest
 
     def columns(self, name: str) -> dict[str, Column]:
         """Return its arrays in a batch: its values, and their lengths if these differ."""
@@ -197,8 +194,8 @@ class Schema:
 
     @property
     def means(self) -> dict[str, int]:
-        """The mean lengths of the fields that memory packs."""
-        return {name: field.mean for name, field in self.fields.items() if field.is_packed}
+        """The mean lengths of the fields that memory packs into blocks, each value by its own length."""
+        return {name: field.mean for name, field in self.fields.items() if field.mean not in (0, field.longest)}
 
     @property
     def codecs(self) -> dict[str, str]:

@@ -14,8 +14,8 @@ def field_codec(name: str | ProductCodes, column: Column) -> FieldCodec:
     Parameters
     ----------
     name
-        ``"none"``, ``"fp16"``, ``"bf16"`` or ``"int8"`` (of float32), ``"zstd"``, ``"jpeg"`` or ``"webp"``, the last
-        two also with a quality: ``"jpeg:75"``.
+        ``"none"``, ``"fp16"``, ``"bf16"`` or ``"int8"`` (of float32), ``"zstd"``, or those of `ImageCodec`:
+        ``"jpeg"`` or ``"webp"``, also with a quality, ``"png"``, ``"webp:lossless"`` or ``"lossless"``.
 
     Raises
     ------
@@ -28,7 +28,7 @@ def field_codec(name: str | ProductCodes, column: Column) -> FieldCodec:
         name.check_column(column)
         return name
     kind = name.partition(":")[0] if isinstance(name, str) else name
-    if kind in ("jpeg", "webp"):
+    if kind in ("jpeg", "webp") or name in ("png", "lossless"):
         return ImageCodec(name, column)
     if name == "none":
         return RawCodec(column)
@@ -36,7 +36,10 @@ def field_codec(name: str | ProductCodes, column: Column) -> FieldCodec:
         return PackedCodec(column)
     if name in ("fp16", "bf16", "int8"):
         return RoundedCodec(name, column)
-    known = "'none', 'fp16', 'bf16', 'int8', 'zstd', 'jpeg', 'webp', 'jpeg:<quality>' or 'webp:<quality>'"
+    known = (
+        "'none', 'fp16', 'bf16', 'int8', 'zstd', 'jpeg', 'webp', 'jpeg:<quality>', 'webp:<quality>', 'png', "
+        "'webp:lossless' or 'lossless'"
+    )
     raise ValueError(f"codec={name!r}: expected {known}")
 
 
@@ -44,6 +47,8 @@ def longest(codec: FieldCodec, column: Column) -> int:
     """Return how many bytes a value takes at most."""
     if codec.row_bytes is not None:
         return codec.row_bytes
+    if codec.lossless and isinstance(codec, ImageCodec):
+        return column.bytes
     if codec.lossless:
         return column.bytes + column.bytes // 128 + 512  # zstd of noise
     return 2 * column.bytes + 4096

@@ -54,7 +54,8 @@ class Encoding:
             return field
         if codec.row_bytes is not None:
             return Field("uint8", (codec.row_bytes,), mutable=field.mutable)
-        return Field("uint8", (None,), longest=longest(codec, self.schema.columns[name]))
+        most = longest(codec, self.schema.columns[name])
+        return Field("uint8", (None,), longest=most, mean=min(field.mean, most))
 
     def encode(self, columns: Columns) -> Columns:
         """Return columns, some or all, as the tiers hold them.
@@ -113,6 +114,9 @@ def _codec(name: str, field: Field, schema: Schema) -> FieldCodec:
         raise ValueError(f"schema[{name!r}]: codec={field.codec!r}: a field whose lengths differ takes no codec here; "
                          "give it to the buffer, as codec={...}, for storage")  # fmt: skip
     codec = field_codec(field.codec or "none", schema.columns[name])
+    if codec.row_bytes is not None and field.mean:
+        raise ValueError(f"schema[{name!r}]: mean={field.mean}: codec={field.codec!r} packs every value into "
+                         f"{codec.row_bytes} bytes; expected 0")  # fmt: skip
     if codec.row_bytes is None and field.mutable:
         raise ValueError(f"schema[{name!r}]: codec={field.codec!r}: a mutable field needs one of fixed width")
     return codec
