@@ -45,6 +45,24 @@ def test_replay_keeps_the_first_tasks_of_images(tmp_path):
 
 
 @pytest.mark.long
+def test_latents_take_fewer_bytes_and_keep_the_first_classes(tmp_path):
+    printed = run("latent_replay.py", "--data", "generated", "--quick", folder=tmp_path)
+    none, *kept = (float(share) for share in re.findall(r": ([\d.]+)%", printed))
+    assert min(kept) > none + 15
+    floats, _, int8, _, codes, _ = (float(count.replace(",", "")) for count in re.findall(r"([\d,]+) latents", printed))
+    assert int8 > 3.5 * floats
+    assert codes > 20 * floats
+
+
+@pytest.mark.long
+def test_a_share_of_replay_keeps_the_first_domain(tmp_path):
+    printed = run("continual_pretraining.py", "--data", "generated", "--quick", folder=tmp_path)
+    found = [float(number) for number in re.findall(r"perplexity ([\d.]+) on the first domain,", printed)]
+    assert found == sorted(found, reverse=True)
+    assert found[0] > 4 * found[-1]
+
+
+@pytest.mark.long
 def test_replay_keeps_the_first_domain_of_a_language_model(tmp_path):
     printed = run("replay_language_model.py", "--quick", folder=tmp_path)
     none, both = (figure(rf"{title}: perplexity ([\d.]+)", printed) for title in ("no replay", "memory and storage"))

@@ -2,6 +2,7 @@
 
 from memhier.recsys.replay.batch import Batch
 from memhier.recsys.replay.buffer import CarouselBuffer
+from memhier.recsys.replay.codecs.product import ProductCodes
 from memhier.recsys.replay.placement.admit import Admission, ClassBalanced, Everything, Reservoir, Ring
 from memhier.recsys.replay.policies import (
     AgeSwap,
@@ -34,6 +35,7 @@ __all__ = [
     "LossSwap",
     "MemoryReader",
     "Pool",
+    "ProductCodes",
     "RandomSwap",
     "Ratio",
     "Reservoir",

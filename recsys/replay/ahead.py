@@ -8,6 +8,7 @@ until then, and of samples that storage has replaced.
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,9 @@ from numpy.typing import NDArray
 
 from memhier.errors import CorruptionError
 from memhier.recsys.replay.batch import Batch
+from memhier.recsys.replay.codecs.encoding import Encoding
 from memhier.recsys.replay.placement.placement import Placement
-from memhier.recsys.replay.schema import Columns, Schema
+from memhier.recsys.replay.schema import Columns
 from memhier.recsys.replay.storage.storage import Storage
 
 __all__ = ["BatchQueue"]
@@ -43,8 +45,9 @@ class BatchQueue:
         The number of samplers that began to take batches; each begins with the batch of the next step to end.
     """
 
-    def __init__(self, schema: Schema, placement: Placement) -> None:
-        self._schema = schema
+    def __init__(self, encoding: Encoding, placement: Placement) -> None:
+        self._encoding = encoding
+        self._schema = encoding.schema
         self._placement = placement
         self._drawn: deque[_Drawn] = deque()
         self.asked: int = 0
@@ -122,7 +125,7 @@ class BatchQueue:
             if (positions < -1).any() or (positions >= len(storage.samples)).any():
                 raise CorruptionError(f"{storage.path}: a batch drawn ahead names positions that there are not")
             batch = Batch(self._schema.empty(count), labels, ids, slots)
-            readable = _read(storage, positions, batch.data)
+            readable = self._read(storage, positions, batch.data)
             rest = np.frombuffer(record, np.uint8)[8 + 32 * count :]
             for name, rows in self._kept(positions).items():
                 values = batch.data[name][rows]
@@ -140,6 +143,24 @@ class BatchQueue:
         gone = np.flatnonzero(positions < 0)
         return {name: slice(None) if name in self._schema.mutable else gone for name in self._schema.columns}
 
+    def _read(self, storage: Storage, positions: Ints, out: Columns) -> NDArray[np.bool_]:
+        """Read the samples that storage has; return False for damaged ones and True for all others, bool [n]."""
+        readable: NDArray[np.bool_] = np.ones(len(positions), np.bool_)
+        stored = np.flatnonzero(positions >= 0)
+        columns = self._schema.empty(len(stored))
+        try:
+            self._encoding.fill(columns, partial(storage.read, positions[stored]))
+        except CorruptionError:
+            for index, row in enumerate(stored.tolist()):
+                one = {name: values[index : index + 1] for name, values in columns.items()}
+                try:
+                    self._encoding.fill(one, partial(storage.read, positions[row : row + 1]))
+                except CorruptionError:
+                    readable[row] = False
+        for name, values in columns.items():
+            out[name][stored] = values
+        return readable
+
 
 def _numbers(batch: Batch) -> tuple[Ints, Ints, Ints]:
     return batch.labels, batch.ids, batch.slots
@@ -155,22 +176,3 @@ def _keep(drawn: _Drawn, which: NDArray[np.bool_]) -> None:
     """Keep some samples."""
     drawn.batch = _chosen(drawn.batch, which)
     drawn.positions = drawn.positions[which]
-
-
-def _read(storage: Storage, positions: Ints, out: Columns) -> NDArray[np.bool_]:
-    """Read the samples that storage has; return False for damaged ones and True for all others, bool [n]."""
-    readable: NDArray[np.bool_] = np.ones(len(positions), np.bool_)
-    stored = np.flatnonzero(positions >= 0)
-    columns = storage.schema.empty(len(stored))
-    try:
-        storage.read(positions[stored], columns)
-    except CorruptionError:
-        for index, row in enumerate(stored.tolist()):
-            one = slice(index, index + 1)
-            try:
-                storage.read(positions[row : row + 1], {name: values[one] for name, values in columns.items()})
-            except CorruptionError:
-                readable[row] = False
-    for name, values in columns.items():
-        out[name][stored] = values
-    return readable

@@ -130,6 +130,15 @@ class Batch:
         lengths = self.data[f"{name}.length"].tolist()
         return [value[:length] for value, length in zip(self.data[name], lengths, strict=True)]
 
+    def packed(self, name: str) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """Return the values of a field whose lengths differ end to end, and where each begins, int64 ``[n + 1]``.
+
+        For kernels that take sequences of any length; `memhier.recsys.replay.packing.pack_rows` makes rows of them.
+        """
+        values, lengths = self.data[name], self.data[f"{name}.length"].astype(np.int64)
+        inside = np.arange(values.shape[1]) < lengths[:, None]
+        return values[inside], np.concatenate([[0], np.cumsum(lengths)])
+
 
 def room(schema: Schema, out: Batch | Mapping[str, Any] | None, n: int) -> Batch:
     """Return a batch of n samples to be filled: a new one, or the first of `out`."""

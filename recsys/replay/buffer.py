@@ -7,7 +7,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
+from functools import partial
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -20,13 +20,14 @@ from memhier.fields import described
 from memhier.files import Files
 from memhier.recsys.replay.ahead import BatchQueue
 from memhier.recsys.replay.batch import Batch, room
+from memhier.recsys.replay.codecs.encoding import check_storage_codecs
 from memhier.recsys.replay.placement.admit import Admission, admission
 from memhier.recsys.replay.placement.memory import Memory
 from memhier.recsys.replay.placement.placement import Members, Placement
 from memhier.recsys.replay.policies import SwapPolicy, encoded_policy, stored_policy, swap_policy
 from memhier.recsys.replay.reader import MemoryReader
-from memhier.recsys.replay.schema import Schema, as_array, check_update
-from memhier.recsys.replay.settings import BufferSettings, as_schema, stored_schema
+from memhier.recsys.replay.schema import Columns, Schema, as_array, check_update
+from memhier.recsys.replay.settings import CODES, BufferSettings, as_schema, stored_schema
 from memhier.recsys.replay.storage.described import VERSION
 from memhier.recsys.replay.storage.storage import KIND, META, Storage
 from memhier.recsys.replay.stored import StoredSamples
@@ -92,8 +93,10 @@ class CarouselBuffer(Closing):
         ``"random"``, ``"deck"``, ``"gate"``, ``"loss"`` or ``"age"`` with a ratio of one half, a policy such as
         ``RandomSwap(0.2)``, or None: only admission changes memory then.
     codec
-        The codec of each field in storage, by name: ``"none"`` by default, ``"fp16"``, ``"bf16"`` or ``"int8"`` for
-        float32, ``"zstd"``, and ``"jpeg"`` or ``"webp"`` for images, also with a quality: ``"jpeg:75"``.
+        The codec of each field in storage alone, by name: ``"none"`` by default, ``"fp16"``, ``"bf16"`` or ``"int8"``
+        for float32, ``"zstd"``, and for images ``"jpeg"`` or ``"webp"``, also with a quality: ``"jpeg:75"``, or without
+        loss ``"png"``, ``"webp:lossless"`` or ``"lossless"``: the smaller one of these two. A `Field` has a codec for
+        both tiers.
     seed
         0 to 2**63 - 1.
     delay
@@ -158,21 +161,22 @@ class CarouselBuffer(Closing):
         seed, delay = check_int("seed", seed, 0, 2**63 - 1), check_int("delay", delay, 0, 1000, "steps")
         if codec is not None and not isinstance(codec, Mapping):
             raise TypeError(f"codec={codec!r}: expected a dict from fields to codecs, such as {{'image': 'jpeg:90'}}")
+        check_storage_codecs(schema, codec or {})
         settings = BufferSettings(schema, dict(codec or {}), kept, swap_policy(swap), seed, delay, same_class, way_back)
         slots = settings.memory_slots(memory)
         limit = settings.storage_limit(storage, slots)
-        tier = Storage.create(path, schema, settings.codecs, limit is not None, files)
+        tier = Storage.create(path, settings.held, settings.codecs, limit is not None, files)
         with _closing_on_error(tier):
             self._set_up(settings, tier, slots, limit)
-            self._commit({})
+            self._commit({f"{CODES}{name}": codes.value for name, codes in settings.codes.items()})
             tier.keep_way_back(way_back)
 
     def _set_up(self, settings: BufferSettings, storage: Storage, slots: int, limit: int | None) -> None:
         self._settings = settings
         self._storage = storage
         self._placement = Placement(settings.seed, slots, limit, settings.by_class)
-        self._memory = Memory.make(settings.schema, slots)
-        self._ahead = BatchQueue(settings.schema, self._placement)
+        self._memory = Memory.make(settings.held, slots)
+        self._ahead = BatchQueue(settings.encoding, self._placement)
         self._swapper = Swapper(settings, storage, self._placement, self._memory, self._ahead)
         self._draws = Uniforms(settings.seed, Purpose.SAMPLE)
         self._failure: BaseException | None = None
@@ -217,10 +221,10 @@ class CarouselBuffer(Closing):
             If another process or buffer has it open.
         """
         store, meta = Storage.open_store(path, writable=True, files=files)
-        place, limit = Path(path), meta["tiers"]["limit"]
+        limit = meta["tiers"]["limit"]
         with _closing_on_error(store):
-            there = stored_schema(meta, place, schema)
-            policy = stored_policy(meta["swap"], swap, place)
+            there = stored_schema(store, meta, schema)
+            policy = stored_policy(meta["swap"], swap, store.path)
             with described(f"{path}: the admission"):
                 kept = admit or admission(meta["admit"])
             settings = BufferSettings(
@@ -228,7 +232,7 @@ class CarouselBuffer(Closing):
                 meta.get("way_back", False),
             )  # fmt: skip
             with described(f"{path}: the samples"):
-                storage = Storage(store, there, settings.codecs, limit is not None)
+                storage = Storage(store, settings.held, settings.codecs, limit is not None)
         self = cls.__new__(cls)
         with _closing_on_error(storage):
             self._set_up(settings, storage, meta["slots"], limit)
@@ -370,6 +374,7 @@ class CarouselBuffer(Closing):
         if names.shape != (count,):
             raise ValueError(f"ids: expected shape [{count}], got {list(names.shape)}")
         moments = int(time.time()) if times is None else _checked_times(times, count)
+        columns = self._settings.encoding.encode(columns)
         self._storage.check(columns)
         admission.check(placement, count)
         with self._writing(BaseException):
@@ -423,7 +428,7 @@ class CarouselBuffer(Closing):
         n = min(n, count)
         batch = room(self._settings.schema, out, n)
         self._placement.order.take(self._draws.distinct(n, count), out=batch.slots, mode="clip")
-        self._memory.read(batch.slots, batch)
+        self._settings.encoding.fill_batch(batch, partial(self._memory.read, batch.slots))
         return batch
 
     @shielded
@@ -468,7 +473,7 @@ class CarouselBuffer(Closing):
         """
         self._check_open(writing=True)
         slots, ids = self._checked_used(batch)
-        values = {} if update is None else check_update(self._settings.schema, update, len(slots))
+        values = {} if update is None else self._checked_update(update, len(slots))
         scores = self._swapper.checked_scores(scores, slots, ids)
         with self._writing():
             if values:
@@ -480,9 +485,13 @@ class CarouselBuffer(Closing):
         """Give samples new values of mutable fields, without ending the step; see `feedback`."""
         self._check_open(writing=True)
         slots, ids = self._checked_used(batch)
-        values = check_update(self._settings.schema, update, len(slots))
+        values = self._checked_update(update, len(slots))
         with self._writing():
             self._swapper.refresh(slots, ids, values)
+
+    def _checked_update(self, update: Mapping[str, Any], count: int) -> Columns:
+        """Return new values of mutable fields as the tiers hold them; raise for unfit ones."""
+        return self._settings.encoding.encode(check_update(self._settings.schema, update, count))
 
     def _checked_used(self, batch: Any) -> tuple[Ints, Ints]:
         """Return the slots and ids of a batch; raise for an unfit one."""
@@ -570,6 +579,8 @@ class CarouselBuffer(Closing):
             "seed": settings.seed,
             "delay": settings.delay,
             "same_class": settings.same_class,
+            **({"field_codecs": settings.schema.codecs} if settings.schema.codecs else {}),
+            **({"means": settings.schema.means} if settings.schema.means else {}),
             **({"way_back": True} if settings.way_back else {}),
             "by_class": placement.members.by_class,
             "admit": settings.admission.name,
@@ -743,7 +754,7 @@ class CarouselBuffer(Closing):
         """Let storage take no more bytes than the samples that it may hold."""
         limit = self._placement.limit
         if limit is not None:
-            self._storage.keep_within(self._settings.storage_bytes(limit, self._placement.slots))
+            self._storage.keep_within(self._settings.log_bytes(limit, self._placement.slots))
 
     @property
     def keeps_classes(self) -> bool:

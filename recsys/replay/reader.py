@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from memhier.arguments import as_ints, check_range
 from memhier.cache.slab import Slab
 from memhier.recsys.replay.batch import Batch, room
+from memhier.recsys.replay.codecs.encoding import Encoding
 from memhier.recsys.replay.placement.memory import Memory
 from memhier.recsys.replay.schema import Schema
 
@@ -46,7 +47,8 @@ class MemoryReader:
     def __init__(self, schema: Schema, slab: Slab) -> None:
         self.schema = schema
         self._slab = slab
-        self._memory = Memory(schema, slab)
+        self._encoding = Encoding(schema)
+        self._memory = Memory(self._encoding.held, slab)
 
     def __len__(self) -> int:
         """Slots, whether or not they hold a sample."""
@@ -73,7 +75,7 @@ class MemoryReader:
             raise ValueError(f"slots: expected shape [n], got {list(wanted.shape)}")
         check_range("slots", wanted, len(self), f"a slot, 0 to {len(self) - 1}")
         batch = room(self.schema, out, len(wanted))
-        self._memory.read_shared(wanted, batch)
+        self._encoding.fill_batch(batch, lambda held: self._memory.read_shared(wanted, held))
         batch.slots[:] = wanted
         return batch
 

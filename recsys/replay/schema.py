@@ -11,6 +11,7 @@ from numpy.typing import DTypeLike, NDArray
 from memhier.arguments import check_int
 from memhier.io.page_file import PAGE_BYTES
 from memhier.io.read_arguments import empty_rows
+from memhier.recsys.replay.codecs.product import ProductCodes
 
 __all__ = ["Column", "Columns", "Field", "Schema", "as_array", "check_update"]
 
@@ -44,23 +45,37 @@ class Field:
     shape
         Of one sample's value, ``()`` for a number. The first length is None if it differs between samples.
     longest
-        The largest first length of a field whose lengths differ: memory holds that much for every sample.
+        The largest first length of a field whose lengths differ.
+    mean
+        The first length that is expected on average, of a field whose lengths differ. A budget of memory holds as many
+        slots as samples of that length, and each sample takes as many bytes as it has, in blocks of 64: if samples
+        turn out longer, memory holds fewer. By default `longest`: memory has room for that in every slot. For a field
+        with a codec of images or zstd: the bytes expected of a value once it is packed.
     mutable
         Whether `feedback` may give it a new value, such as the logits of DER++. The new value stays with the sample.
+    codec
+        The codec in which both tiers hold it, memory as well, so that a budget of DRAM holds more samples; None for
+        plain values. A batch is decoded as it is drawn. For float32: ``"int8"``, four numbers in the bytes of one, off
+        by at most 0.5001 / 127 of the value's largest magnitude; ``"fp16"`` or ``"bf16"``; or `ProductCodes`. The
+        others that `CarouselBuffer` knows, too.
 
     Examples
     --------
-    >>> from memhier.recsys.replay import Field
+    >>> from memhier.recsys.replay import Field, Schema
     >>> Field("float32", (10,), mutable=True).columns("logits")
     {'logits': Column(dtype=dtype('float32'), shape=(10,))}
     >>> list(Field("uint8", (None,), longest=200).columns("text"))
     ['text', 'text.length']
+    >>> Schema({"latent": Field("float32", (8, 8, 32), codec="int8")})
+    Schema(latent: float32[8, 8, 32] as int8)
     """
 
     dtype: DTypeLike
     shape: tuple[int | None, ...] = ()
     longest: int = 0
     mutable: bool = False
+    codec: str | ProductCodes | None = None
+    mean: int = 0
 
     def __post_init__(self) -> None:
         dtype = _as_dtype(self.dtype)
@@ -74,10 +89,17 @@ class Field:
         object.__setattr__(self, "shape", tuple(None if length is None else int(length) for length in shape))
         if self.varies:
             check_int("longest", self.longest, 1, 2**30)
-        elif self.longest:
-            raise ValueError(f"longest={self.longest}: only for a field whose first length is None, not {self.shape}")
+            object.__setattr__(self, "mean", check_int("mean", self.mean or self.longest, 1, self.longest))
+        elif self.longest or (self.mean and self.codec is None):
+            raise ValueError(f"longest={self.longest}, mean={self.mean}: only for a field whose first length is None, "
+                             f"not {self.shape}")  # fmt: skip
+        check_int("mean", self.mean, 0, 2**30)
         if self.varies and self.mutable:
             raise ValueError("mutable=True: a field whose length differs cannot be given a new value")
+        if not isinstance(self.codec, str | ProductCodes | None):
+            raise TypeError(f"codec={self.codec!r}: expected a name, such as 'int8', or ProductCodes, or None")
+        if self.codec == "none":
+            object.__setattr__(self, "codec", None)
 
     @property
     def varies(self) -> bool:
@@ -170,22 +192,41 @@ class Schema:
             for name, field in self.fields.items()
         ]
 
+    @property
+    def means(self) -> dict[str, int]:
+        """The mean lengths of the fields that memory packs into blocks, each value by its own length."""
+        return {name: field.mean for name, field in self.fields.items() if field.mean not in (0, field.longest)}
+
+    @property
+    def codecs(self) -> dict[str, str]:
+        """The names of the codecs of both tiers by field; that of product codes has their digest."""
+        chosen = {name: field.codec for name, field in self.fields.items() if field.codec is not None}
+        return {name: codec if isinstance(codec, str) else codec.digest for name, codec in chosen.items()}
+
     @classmethod
-    def decode(cls, fields: Sequence[Any]) -> Self:
-        """Return the schema that `encode` described."""
+    def decode(cls, fields: Sequence[Any], codecs: Mapping[str, str | ProductCodes], means: Mapping[str, int]) -> Self:
+        """Return the schema that `encode` described, with codecs for both tiers and mean lengths by field."""
         return cls({
-            name: Field(np.lib.format.descr_to_dtype(_tuples(dtype)), tuple(shape), longest, mutable)
+            name: Field(np.lib.format.descr_to_dtype(_tuples(dtype)), tuple(shape), longest, mutable, codecs.get(name),
+                        means.get(name, 0))
             for name, dtype, shape, longest, mutable in fields
         })  # fmt: skip
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Schema) and json.dumps(self.encode()) == json.dumps(other.encode())
+        return isinstance(other, Schema) and self.text() == other.text()
 
     def __hash__(self) -> int:
-        return hash(json.dumps(self.encode()))
+        return hash(self.text())
+
+    def text(self) -> str:
+        """Return a text that only equal schemas have."""
+        return json.dumps([self.encode(), self.codecs, self.means])
 
     def __repr__(self) -> str:
-        shown = [f"{name}: {field.dtype}{list(field.shape) or ''}" for name, field in self.fields.items()]
+        shown = [
+            f"{name}: {field.dtype}{list(field.shape) or ''}{f' as {field.codec}' if field.codec else ''}"
+            for name, field in self.fields.items()
+        ]
         return f"Schema({', '.join(shown)})"
 
 

@@ -2,21 +2,27 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from functools import cached_property
 from typing import Any
 
 from memhier.arguments import check_int
 from memhier.budget import parse_bytes
 from memhier.errors import BudgetError, FormatError
 from memhier.fields import described
+from memhier.io.page_file import PAGE_BYTES
+from memhier.recsys.replay.codecs.encoding import Encoding
+from memhier.recsys.replay.codecs.product import ProductCodes
 from memhier.recsys.replay.placement.admit import Admission, Everything
 from memhier.recsys.replay.placement.memory import Memory
 from memhier.recsys.replay.policies import SwapPolicy
 from memhier.recsys.replay.schema import Schema
 from memhier.recsys.replay.storage.room import Copies, samples_within, storage_bytes
+from memhier.store.store import Store
 
-__all__ = ["BufferSettings", "as_schema", "stored_schema"]
+__all__ = ["CODES", "BufferSettings", "as_schema", "stored_schema"]
 
+CODES = "replay/codes/"
+"""Prefix of the names of values with product codes."""
 _SLOT_BYTES = 8 * 5 + 2  # of a placement, for each slot
 
 
@@ -41,6 +47,16 @@ class BufferSettings:
     same_class: bool | None
     way_back: bool = False
 
+    @cached_property
+    def encoding(self) -> Encoding:
+        """The way to samples as the tiers hold them, and back."""
+        return Encoding(self.schema)
+
+    @property
+    def held(self) -> Schema:
+        """The schema of samples as the tiers hold them."""
+        return self.encoding.held
+
     @property
     def by_class(self) -> bool:
         """Whether a group of samples is a class."""
@@ -61,7 +77,7 @@ class BufferSettings:
         """
         if not isinstance(memory, str):
             return check_int("memory", memory, 1, 2**31 - 1, "samples")
-        budget, each = parse_bytes(memory, "memory"), self.schema.sample_bytes + _SLOT_BYTES + 20
+        budget, each = parse_bytes(memory, "memory"), Memory.slot_bytes(self.held) + _SLOT_BYTES
         slots = budget // each
         while slots > 0 and (excess := self._memory_bytes(slots) - budget) > 0:
             slots -= max(1, excess // each)
@@ -72,7 +88,7 @@ class BufferSettings:
         return slots
 
     def _memory_bytes(self, slots: int) -> int:
-        return Memory.bytes_for(self.schema, slots) + slots * _SLOT_BYTES
+        return Memory.bytes_for(self.held, slots) + slots * _SLOT_BYTES
 
     def storage_limit(self, storage: int | str | None, slots: int) -> int | None:
         """Return how many samples a budget of the storage tier holds beside a memory of `slots`; None for no budget.
@@ -86,7 +102,8 @@ class BufferSettings:
             return None
         if not isinstance(storage, str):
             return check_int("storage", storage, 1, 2**40, "samples")
-        limit = samples_within(parse_bytes(storage, "storage"), self.schema, self.codecs, slots, self.copies)
+        budget = max(0, parse_bytes(storage, "storage") - self._codes_bytes)
+        limit = samples_within(budget, self.held, self.codecs, slots, self.copies)
         if limit < 1:
             least = self.storage_bytes(1, slots)
             raise BudgetError(
@@ -96,10 +113,26 @@ class BufferSettings:
 
     def storage_bytes(self, limit: int, slots: int) -> int:
         """Return the bytes on SSD that `limit` samples take at most, beside a memory of `slots`."""
-        return storage_bytes(limit, self.schema, self.codecs, slots, self.copies)
+        return self.log_bytes(limit, slots) + self._codes_bytes
+
+    def log_bytes(self, limit: int, slots: int) -> int:
+        """Return those of them that are not of product codes."""
+        return storage_bytes(limit, self.held, self.codecs, slots, self.copies)
+
+    @property
+    def codes(self) -> dict[str, ProductCodes]:
+        """The product codes by field, which the store keeps beside the samples."""
+        return {
+            name: field.codec for name, field in self.schema.fields.items() if isinstance(field.codec, ProductCodes)
+        }
+
+    @property
+    def _codes_bytes(self) -> int:
+        """On SSD, in the catalog."""
+        return sum(len(codes.value) + 2 * PAGE_BYTES for codes in self.codes.values())
 
 
-def stored_schema(meta: Mapping[str, Any], path: Path, expected: Schema | Mapping[str, Any] | None) -> Schema:
+def stored_schema(store: Store, meta: Mapping[str, Any], expected: Schema | Mapping[str, Any] | None) -> Schema:
     """Return the schema of a checkpoint.
 
     Raises
@@ -107,11 +140,26 @@ def stored_schema(meta: Mapping[str, Any], path: Path, expected: Schema | Mappin
     FormatError
         If it differs from the expected one.
     """
-    with described(f"{path}: the schema"):
-        there = Schema.decode(meta["schema"])
+    with described(f"{store.path}: the schema"):
+        codecs = {name: _stored_codec(store, name, codec) for name, codec in meta.get("field_codecs", {}).items()}
+        there = Schema.decode(meta["schema"], codecs, meta.get("means", {}))
     if expected is not None and (wanted := as_schema(expected)) != there:
-        raise FormatError(f"{path}: holds samples of {there}, expected {wanted}")
+        raise FormatError(f"{store.path}: holds samples of {there}, expected {wanted}")
     return there
+
+
+def _stored_codec(store: Store, name: str, codec: str) -> str | ProductCodes:
+    """Return the codec of a field; product codes lie in the catalog."""
+    if not codec.startswith("product:"):
+        return codec
+    value = store.get(f"{CODES}{name}")
+    if value is None:
+        raise ValueError(f"no value {CODES}{name}")
+    with described(f"{store.path}: the value {CODES}{name}"):
+        codes = ProductCodes.decoded(value)
+    if codes.digest != codec:
+        raise ValueError(f"{CODES}{name} is {codes.digest}, expected {codec}")
+    return codes
 
 
 def as_schema(schema: Schema | Mapping[str, Any]) -> Schema:

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from memhier.closing import Closing
 from memhier.fields import described
 from memhier.files import Files
 from memhier.recsys.replay.batch import Batch
+from memhier.recsys.replay.codecs.encoding import Encoding
 from memhier.recsys.replay.placement.placement import Members
 from memhier.recsys.replay.schema import Schema
 from memhier.recsys.replay.settings import stored_schema
@@ -70,9 +70,9 @@ class StoredSamples(Closing):
         self._source = (path, files, cache, cache_bytes)
         store, self.meta = Storage.open_store(path, writable=False, files=files, cache=cache, cache_bytes=cache_bytes)
         try:
-            schema = stored_schema(self.meta, Path(path), None)
+            self._encoding = Encoding(stored_schema(store, self.meta, None))
             with described(f"{path}: the samples"):
-                self._storage = Storage(store, schema, self.meta["codecs"], False)
+                self._storage = Storage(store, self._encoding.held, self.meta["codecs"], False)
         except BaseException:
             store.close()
             raise
@@ -86,7 +86,7 @@ class StoredSamples(Closing):
     @property
     def schema(self) -> Schema:
         """The fields of a sample."""
-        return self._storage.schema
+        return self._encoding.schema
 
     @property
     def ids(self) -> Ints:
@@ -128,7 +128,8 @@ class StoredSamples(Closing):
         wanted = as_ints("positions", positions)
         check_range("positions", wanted, len(self), f"a position, 0 to {len(self) - 1}")
         batch = Batch.empty(self.schema, len(wanted))
-        self._storage.read(wanted, batch.data)
+        with described(f"{self._storage.path}: a sample"):
+            self._encoding.fill(batch.data, lambda held: self._storage.read(wanted, held))
         batch.labels[:], batch.ids[:], batch.slots[:] = self._members.labels[wanted], self.ids[wanted], wanted
         return batch
 

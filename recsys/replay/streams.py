@@ -24,6 +24,7 @@ class Purpose(IntEnum):
     RESIZE = 5
     HOLD = 6
     DEAL = 7
+    FIT = 8
 
 
 def stream(seed: int, purpose: Purpose, number: int) -> np.random.Generator:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from memhier.errors import CorruptionError
 from memhier.recsys.replay.ahead import BatchQueue
 from memhier.recsys.replay.batch import Batch
-from memhier.recsys.replay.placement.memory import Memory
+from memhier.recsys.replay.placement.memory import Memory, most_blocks
 from memhier.recsys.replay.placement.placement import Decisions, Placement
 from memhier.recsys.replay.policies import DeckSwap, GateSwap, Pool, Used, swaps
 from memhier.recsys.replay.schema import Columns
@@ -29,6 +29,7 @@ Ints = NDArray[np.int64]
 
 _READ_BYTES = 32 * 2**20  # of samples that are brought back together
 _REFILLS = 256  # vacant slots that one step fills
+_MOVED = 256  # samples that move to another memory together
 
 
 @dataclass(slots=True)
@@ -88,7 +89,7 @@ class Swapper:
         self, settings: BufferSettings, storage: Storage, placement: Placement, memory: Memory, ahead: BatchQueue
     ) -> None:
         self._settings = settings
-        self._schema = settings.schema
+        self._schema = settings.held
         self._storage = storage
         self._placement = placement
         self._memory = memory
@@ -152,12 +153,78 @@ class Swapper:
         slots.fill(-1)
         if decisions.writes:
             where, taken = np.array([*decisions.writes.items()], np.int64).T
-            self._memory.write(where, self._storage.round_trip(_chosen(columns, taken)), labels[taken], ids[taken])
-            slots[taken] = where
+            back = self._storage.round_trip(_chosen(columns, taken))
+            stays = self._put(where, back, labels[taken], ids[taken])
+            slots[taken[stays]] = where[stays]
         for position, sample in decisions.late.items():
             # A copy: the caller may use its arrays again before the swap arrives.
             self._arrive_late(position, self._storage.round_trip(_chosen(columns, [sample])))
         return slots
+
+    def _put(self, slots: Ints, columns: Columns, labels: Ints, ids: Ints) -> NDArray[np.bool_]:
+        """Write samples into slots that are said to show them; return which have stayed, bool [n].
+
+        If the blocks of memory are too few, samples drawn from all of memory leave it, these among them.
+        """
+        kept = np.ones(len(slots), np.bool_)
+        if self._memory.blocks is None:
+            self._memory.write(slots, columns, labels, ids)
+            return kept
+        needed = self._memory.blocks_for(columns)
+        excess = int(needed.sum()) - int(self._memory.blocks_at(slots).sum()) - self._free_blocks()
+        if excess > 0:
+            index_of = {slot: index for index, slot in enumerate(slots.tolist())}
+            number = self.step + self._placement.arrivals
+            for slot in (
+                stream(self._settings.seed, Purpose.FIT, number).permutation(self._placement.occupied()).tolist()
+            ):
+                if excess <= 0:
+                    break
+                index = index_of.get(slot, -1)
+                if index >= 0:
+                    kept[index] = False
+                    excess -= int(needed[index])
+                else:
+                    excess -= int(self._memory.blocks_at(np.array([slot]))[0])
+                self._evict(slot)
+        if kept.all():
+            self._memory.write(slots, columns, labels, ids)
+        else:
+            self._memory.write(slots[kept], _chosen(columns, kept), labels[kept], ids[kept])
+        return kept
+
+    def _evict(self, slot: int) -> None:
+        """Take the sample that a slot shows out of memory; a swap that was bringing another still does."""
+        placement, position = self._placement, int(self._placement.visible[slot])
+        where = np.array([slot])
+        if placement.refreshed[slot]:
+            self._write_back(np.array([position]), where)
+        if placement.planned[slot] == position:
+            placement.leave_memory(position)
+        else:
+            placement.hide(where)
+        self._memory.clear(where)
+
+    def _free_blocks(self) -> int:
+        """Return how many blocks of memory are free, once those of slots that show nothing are."""
+        blocks = self._memory.blocks
+        assert blocks is not None
+        hidden = np.flatnonzero(self._placement.visible < 0)
+        hidden = hidden[self._memory.blocks_at(hidden) > 0]
+        if len(hidden):
+            self._memory.clear(hidden)
+        return blocks.free_count
+
+    def _refilled(self) -> int:
+        """Return how many vacant slots a step may fill."""
+        if self._memory.blocks is None:
+            return _REFILLS
+        free = self._free_blocks()
+        placement = self._placement
+        mean = (self._memory.blocks.count - free) / max(1, placement.count)
+        # One of the longest samples fits beside those that are on their way.
+        coming = np.count_nonzero((placement.planned >= 0) & (placement.visible < 0))
+        return min(_REFILLS, max(0, int((free - most_blocks(self._schema)) / max(1.0, mean)) - int(coming)))
 
     def refresh(self, slots: Ints, ids: Ints, values: Columns) -> None:
         """Give samples that are still in their slots new values of mutable fields."""
@@ -223,9 +290,8 @@ class Swapper:
         if len(elsewhere):
             self._empty(elsewhere)
         placement.plan_swaps(where, which)
-        self._memory.write(where, columns, *placement.labels_and_ids(which))
         placement.show(where, which)
-        return len(where)
+        return int(np.count_nonzero(self._put(where, columns, *placement.labels_and_ids(which))))
 
     def _take_back(self, slots: Ints, positions: Ints) -> Ints:
         """Write back the samples that slots lose to positions; return the other slots that show these."""
@@ -349,7 +415,7 @@ class Swapper:
         """Plan samples for vacant slots; return these slots and the positions planned."""
         placement, members = self._placement, self._placement.members
         filled: list[tuple[int, int]] = []
-        for slot in placement.vacant()[:_REFILLS].tolist():
+        for slot in placement.vacant()[: self._refilled()].tolist():
             every = (Pool(placement, group) for group in sorted(members.groups))
             pools = [pool for pool in every if len(pool)]
             if not pools:
@@ -444,8 +510,8 @@ class Swapper:
                 swap.columns[name][swap.positions == position] = values
         # A whole swap, the usual case, needs no copy.
         columns = swap.columns if len(index) == len(swap.slots) else _chosen(swap.columns, index)
-        self._memory.write(slots, columns, *self._placement.labels_and_ids(positions))
         self._placement.show(slots, positions)
+        self._put(slots, columns, *self._placement.labels_and_ids(positions))
         self.swapped += len(slots)
 
     def _read_one_by_one(self, swap: Swap, wanted: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], BaseException | None]:
@@ -500,9 +566,12 @@ class Swapper:
         keep = placement.slots_kept(slots, self._settings.admission.by_class, random)
         memory = Memory.make(self._schema, slots)
         self.write_back()
-        batch = Batch.empty(self._schema, len(keep))
-        self._memory.read(keep, batch)
-        memory.write(np.arange(len(keep)), batch.data, batch.labels, batch.ids)
+        keep = self._fitting(keep, memory, random)
+        for start in range(0, len(keep), _MOVED):
+            some = keep[start : start + _MOVED]
+            batch = Batch.empty(self._schema, len(some))
+            self._memory.read(some, batch)
+            memory.write(np.arange(start, start + len(some)), batch.data, batch.labels, batch.ids)
         number = placement.resize_memory(slots, keep)
         for swap in self.under_way:
             there = number[swap.slots] >= 0
@@ -510,6 +579,15 @@ class Swapper:
             swap.slots, swap.positions = number[swap.slots[there]], swap.positions[there]
         self._storage.drop_index_rows(SLOTS.keys(0, SLOTS.rows(old)))
         self._memory.adopt(memory)
+
+    def _fitting(self, keep: Ints, memory: Memory, random: np.random.Generator) -> Ints:
+        """Return the slots of `keep` whose samples another memory has blocks for: all, or as many drawn at random."""
+        if memory.blocks is None:
+            return keep
+        self._free_blocks()
+        drawn = random.permutation(keep)
+        ends = np.cumsum(self._memory.blocks_at(drawn))
+        return np.sort(drawn[ends <= memory.blocks.count])
 
     def state(self) -> list[list[Any]]:
         """Return the step, the slots and the positions of each swap under way, for JSON."""

@@ -59,7 +59,8 @@ class Rehearsal:
         self.admission = settings.admission
         self.placement = Placement(seed, slots, limit, settings.by_class)
         self.memory = Memory.make(SCHEMA, slots)
-        self.swapper = Swapper(settings, storage, self.placement, self.memory, BatchQueue(SCHEMA, self.placement))
+        ahead = BatchQueue(settings.encoding, self.placement)
+        self.swapper = Swapper(settings, storage, self.placement, self.memory, ahead)
         self.draws = Uniforms(seed, Purpose.SAMPLE)
 
     def add(self, ids: np.ndarray, labels: np.ndarray | None = None) -> None:

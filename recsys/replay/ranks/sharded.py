@@ -144,7 +144,8 @@ class ShardedBuffer(Closing):
         self._place = place
         self._owners = Uniforms(place.seed, Purpose.DEAL)
         self._failure: BaseException | None = None
-        same = shard.schema.encode(), shard.capacity, shard.stats()["storage_limit"], place.seed, place.arrivals
+        schema, limit = shard.schema, shard.stats()["storage_limit"]
+        same = schema.text(), shard.capacity, limit, place.seed, place.arrivals
         told = messages.all(json.dumps(same))
         if set(told) != {told[0]}:
             raise ValueError(

@@ -87,9 +87,6 @@ class Storage:
         files: Files | None,
     ) -> Self:  # fmt: skip
         """Make a store. Others see it from the first commit on."""
-        for name in codecs:
-            if name not in schema.fields:
-                raise ValueError(f"codec: {name!r} is no field of {schema}")
         for name in schema.mutable:
             if SampleCodec(schema, [name], codecs).row_bytes is None:
                 raise ValueError(f"codec[{name!r}]={codecs[name]!r}: a mutable field needs one of fixed width")

@@ -11,7 +11,7 @@ from memhier.benchmarks.datasets import data_set_folder
 from memhier.benchmarks.workloads.decode.translator.sentences import generated
 from memhier.io.outside import reading
 
-__all__ = ["Text", "brown_and_wikitext", "given_text", "made_text"]
+__all__ = ["Text", "brown_and_wikitext", "brown_lines", "given_text", "made_text", "wikitext_lines"]
 
 _HELD_OUT = 200
 
@@ -34,12 +34,8 @@ def brown_and_wikitext() -> Text:
         When one of the two is missing.
     """
     archive, folder = data_set_folder("brown") / "brown.zip", data_set_folder("wikitext-2")
-    lines: list[str] = []
-    with reading(archive, "a zip file"), zipfile.ZipFile(archive) as brown:
-        for name in sorted(brown.namelist()):
-            if name.startswith("brown/c") and len(name) == len("brown/ca01"):
-                lines += [_without_tags(line) for line in brown.read(name).decode().splitlines() if line.strip()]
-    valid, test = (_wikitext(folder / f"{part}.txt.xz") for part in ("valid", "test"))
+    lines = brown_lines(archive)
+    valid, test = (wikitext_lines(folder / f"{part}.txt.xz") for part in ("valid", "test"))
     order = np.random.default_rng(0).permutation(len(lines) + len(valid))
     both = lines + valid
     return Text("Brown and WikiText-2", [both[at] for at in order], [line for line in test if len(line) > _HELD_OUT])
@@ -59,11 +55,22 @@ def made_text(lines: int, words: int) -> Text:
     return Text("made text", learned, held_out)
 
 
+def brown_lines(archive: Path) -> list[str]:
+    """Return the sentences of the Brown corpus."""
+    lines: list[str] = []
+    with reading(archive, "a zip file"), zipfile.ZipFile(archive) as brown:
+        for name in sorted(brown.namelist()):
+            if name.startswith("brown/c") and len(name) == len("brown/ca01"):
+                lines += [_without_tags(line) for line in brown.read(name).decode().splitlines() if line.strip()]
+    return lines
+
+
 def _without_tags(line: str) -> str:
     return " ".join(token.rpartition("/")[0] for token in line.split())
 
 
-def _wikitext(path: Path) -> list[str]:
+def wikitext_lines(path: Path) -> list[str]:
+    """Return the paragraphs of a part of WikiText-2."""
     with reading(path, "a compressed text"):
         text = lzma.decompress(path.read_bytes()).decode()
     # Headings have marks of equality.
