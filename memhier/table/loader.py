@@ -288,10 +288,10 @@ class Loader:
         read, found = self._log.read(keys, out=self._encoded[: len(keys)])
         count = int(np.count_nonzero(found))
         if count:
+            self.counts["refetches"] += count
             rows = self._decode(len(read))
             self._fill(*((slots, rows) if count == len(keys) else (slots[found], rows[found])))
             self.read_s += time.perf_counter() - started
-            self.counts["refetches"] += count
         return found
 
     def _first_rows(self, keys: Ints, slots: Ints) -> None:

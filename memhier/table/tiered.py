@@ -160,6 +160,11 @@ class Tiered(Closing):
         return self._gate.table().cache.policy
 
     @property
+    def refetches(self) -> int:
+        """Rows that were read from SSD so far, as :meth:`stats` says."""
+        return self._gate.table().loader.counts["refetches"]
+
+    @property
     def side(self) -> RowLog | None:
         """The log beside the tier's own: append to it in the `first` of a checkpoint alone."""
         return self._gate.table().side

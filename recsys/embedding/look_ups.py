@@ -98,7 +98,11 @@ class LookUps:
         ``"backward"`` or ``"step"``: the moment when gradients are applied.
     planned
         Ids and rows of the batch that lookahead has handed out.
+    reads_in_turn
+        Whether the batches of an epoch have to be known one after the other, even if no row has to be fetched.
     """
+
+    reads_in_turn = False
 
     def __init__(self, tables: Tables, ids_of: Callable[..., list[Ints]]) -> None:
         self.tables = tables

@@ -50,6 +50,8 @@ class MappedLookUps(LookUps):
     rows that a batch is first to use begin anew when its first look-up is made, once the steps before have ended.
     """
 
+    reads_in_turn = True
+
     def __init__(self, tables: Tables, vocabularies: Vocabularies, ids_of: Callable[..., list[Ints]]) -> None:
         super().__init__(tables, ids_of)
         self._vocabularies = vocabularies

@@ -50,6 +50,8 @@ _NOWHERE = np.empty(0, np.int32)
 _TORCH_SORTS_ALONE = 32768
 _IDS_MAX = 2**31
 _ROWS_MAX = 2**31 - 1
+# Look-ups in a row that read no row from SSD, until they are taken for ones that need none.
+_CALM_LOOK_UPS = 8
 # About the buffers of log and reader that an index leaves in a small budget.
 _BUFFERS_BYTES = 2**22
 
@@ -322,6 +324,7 @@ class Tables:
         self._store = store
         self._open = True
         self._scratch = np.empty(0, np.float32)
+        self._refetches = self._calm = 0
         if side is not None:
             try:
                 self.vocabularies = self._opened_vocabularies(store, options.resume)
@@ -346,6 +349,11 @@ class Tables:
     def is_planned(self) -> bool:
         """Whether announced batches wait to be fetched, so that a call for other rows has to fail."""
         return self.planner is not None and self.planner.pending > 0
+
+    @property
+    def has_all(self) -> bool:
+        """Whether for a while no look-up had to read a row from SSD."""
+        return self._calm >= _CALM_LOOK_UPS
 
     def check_ids(self, table: int, ids: Ints, name: str = "rows") -> None:
         """Raise IndexError for a row that a table does not have; `name` is the argument with the rows."""
@@ -442,6 +450,8 @@ class Tables:
             )
         with self._in_own_words():
             rows.loan = self._tier.lend(rows.keys, distinct=True, ticket=ticket)
+        before, self._refetches = self._refetches, self._tier.refetches
+        self._calm = self._calm + 1 if self._refetches == before else 0
 
     def lend_again(self, rows: StepRows) -> None:
         """Keep rows in DRAM that other steps hold already."""

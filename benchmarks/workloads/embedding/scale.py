@@ -3,9 +3,9 @@
 ``python -m memhier.benchmarks.workloads.embedding.scale --dir /path/on/the/device``: the 26 tables of MLPerf's size
 (204 million rows) at a tenth of it, rows of 128 floats with Adagrad's state, 214 ids a sample in bags of MLPerf's
 lengths; the dense part is MLPerf's as well. A share of the rows is written first, so the budget is used up and rows
-have to be read; then the training looks ahead. Every second stretch of 50 steps begins with a checkpoint beside it, and
-ends when the checkpoint is durable. Memory is the private memory of the process (RssAnon) beyond the most that it held
-while the dense part was trained alone on the same batches; batches in waiting count.
+have to be read; then the training looks ahead. Every second stretch of `--every` steps begins with a checkpoint beside
+it, and ends when the checkpoint is durable. Memory is the private memory of the process (RssAnon) beyond the most that
+it held while the dense part was trained alone on the same batches; batches in waiting count.
 
 Memory that glibc's malloc keeps free is a figure of its own. Each step frees the gradients of the dense part, up to 14
 MB each whatever the budget, and allocates them again between longer-lived blocks, so holes come and go. They do so
@@ -41,7 +41,6 @@ MLPERF_ROWS = (
 )  # fmt: skip
 # Ids in a bag of each table, as MLPerf's benchmark of DLRM-DCNv2 has them: 214 in all.
 LENGTHS = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)
-SAVE_EVERY = 50
 ALONE_STEPS = 30
 FILL_ROWS = 2**12
 
@@ -88,7 +87,7 @@ class Peaks:
         self.used = max(self.used, private - free)
 
 
-def measure(folder: Path, dram: str, scale: float, batch: int, steps: int, fill: float) -> dict[str, Any]:
+def measure(folder: Path, dram: str, scale: float, batch: int, steps: int, fill: float, every: int) -> dict[str, Any]:
     """Return seconds of steps and checkpoints, memory, and the tables' counts."""
     budget = parse_bytes(dram)
     sizes = [rows if rows <= 1000 else max(1000, int(rows * scale)) for rows in MLPERF_ROWS]
@@ -100,7 +99,12 @@ def measure(folder: Path, dram: str, scale: float, batch: int, steps: int, fill:
         _step(net, optimizer, torch.zeros(batch, len(sizes) * DIM, requires_grad=True), dense, labels)
         alone.note()
     configs = table_configs(sizes, DIM)
-    found: dict[str, Any] = {"rows": sum(sizes), "table_bytes": sum(sizes) * ROW_BYTES, "budget": budget}
+    found: dict[str, Any] = {
+        "rows": sum(sizes),
+        "table_bytes": sum(sizes) * ROW_BYTES,
+        "budget": budget,
+        "every": every,
+    }
     with EmbeddingBagCollection(configs, optimizer=Adagrad(lr=0.01), dram=dram, path=folder / "t") as tables:
         started = time.perf_counter()
         for table, rows in enumerate(sizes):
@@ -127,11 +131,11 @@ def measure(folder: Path, dram: str, scale: float, batch: int, steps: int, fill:
         ):
             _step(net, optimizer, tables(ids).values(), dense, labels)
             spent.append(time.perf_counter() - started)
-            if number % SAVE_EVERY == 0:
+            if number % every == 0:
                 stretches.next()
             peaks.note()
             started = time.perf_counter()
-        found |= {"steps_s": spent, "calls_s": calls, "used_bytes": peaks.used - alone.used}
+        found |= {"every": every, "steps_s": spent, "calls_s": calls, "used_bytes": peaks.used - alone.used}
         found |= {"private_bytes": peaks.private - alone.private, "free_bytes": peaks.free, "free_alone": alone.free}
         found["stretches"] = [each._asdict() for each in stretches.done]
         found |= {"memory_bytes": tables.memory_bytes, "filled": filled, "stats": tables.stats()}
@@ -161,7 +165,7 @@ def record(found: dict[str, Any]) -> Record:
     ]
     clock, busy = checkpoint_costs([Stretch(**each) for each in found["stretches"]], "beside")
     if clock:
-        name = f"checkpoints every {SAVE_EVERY} steps"
+        name = f"checkpoints every {found['every']} steps"
         figures.append(Figure.of(name, clock, "share of step time", "less", clock=True))
         figures.append(Figure.of(f"{name}, processor time", busy, "share of the process's", "less"))
         figures.append(Figure.of(f"{name}, the call", calls, "s", "less", clock=True))
@@ -173,10 +177,11 @@ def record(found: dict[str, Any]) -> Record:
 @click.option("--scale", default=0.1, show_default=True, help="Of MLPerf's large tables.")
 @click.option("--batch", default=512, show_default=True)
 @click.option("--steps", default=400, show_default=True)
+@click.option("--every", default=50, show_default=True, help="Steps of a stretch.")
 @click.option("--fill", default=0.15, show_default=True, help="Share of the rows to write before training.")
-def main(scratch: Path, dram: str, scale: float, batch: int, steps: int, fill: float) -> Outcome:
+def main(scratch: Path, dram: str, scale: float, batch: int, steps: int, fill: float, every: int) -> Outcome:
     """Train tables larger than their budget, and measure time and memory."""
-    found = measure(scratch, dram, scale, batch, steps, fill)
+    found = measure(scratch, dram, scale, batch, steps, fill, every)
     return Outcome(record(found), details=found)
 
 

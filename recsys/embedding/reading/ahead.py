@@ -3,6 +3,10 @@
 The batches that are announced and held when a batch's rows are fetched depend on counts alone, never on time: so every
 run reads and evicts the same rows. A batch's rows are fetched while the training works on the batch `prefetch` before
 it; if there is no room for them, once that batch's rows were released.
+
+Where every row has a slot and none had to be read for a while, there is nothing to fetch: the epoch rests. Its thread
+ends, and batches pass from the loader to the training as they are, until rows have to be read again. A slow loader is
+read ahead all the same. The bits of the training are the same either way.
 """
 
 import threading
@@ -31,6 +35,9 @@ _RAMP_START, _RAMP_STEP = 8, 4
 _SLACK = 4
 # The program's end waits so long for a thread: its loader, or another rank, may never answer.
 _LAST_WAIT_S = 10.0
+# Handing a batch from a thread to another takes about a fifth of this: a slower loader is worth it.
+_SLOW_LOADER_S = 1e-3
+_PACE_OF_LAST = 0.2  # share of the last batch in the loader's mean time
 # The planner holds for an announced key its use, and an entry if it is not resident.
 _PLANNED_BYTES = 12 + 80
 
@@ -127,15 +134,20 @@ class ReadAhead:
         self._ended = False  # the loader has
         self._error: BaseException | None = None  # ended the loader, or the thread
         self._closed = self._failed = False
+        self._rests = False  # no batch is read ahead any more
+        self._idle = False  # the thread has ended
+        self._passes = False  # batches are not fetched, as none waits here and the thread has ended
         self.farewell: object = None
         self._changed = threading.Condition()
         self._known = 0
         self._wait_s = self._loader_s = 0.0
+        self._pace_s = 0.0  # the loader's mean time of late
         # The thread of the epoch before ends first: among ranks, reads of two epochs would take each other's messages.
         modules.begin_epoch(self._give_way)
-        self._thread = threading.Thread(target=self._run, name="memhier-lookahead", daemon=True)
-        self._taken_back = before_exit(self._end_thread)
-        self._thread.start()
+        self._thread: threading.Thread | None = None
+        self._passes = self._rests = self._should_rest
+        if not self._passes:
+            self._start()
 
     @property
     def position(self) -> int:
@@ -154,10 +166,35 @@ class ReadAhead:
                 "bytes": self._waiting_bytes,
             }
 
-    @shielded
     def next(self) -> Any:
         """Let the last batch's rows go, and return the next batch, its rows in DRAM."""
+        if self._passes and not self._closed:
+            if self._should_rest:
+                return self._pass_on()
+            self._begin_again()
+        return self._next()
+
+    def _pass_on(self) -> Any:
+        """Return the loader's next batch as it is."""
         started = time.perf_counter()
+        try:
+            batch = next(self._batches)
+        except Exception:
+            self.close()
+            raise
+        spent = time.perf_counter() - started
+        self._note_pace(spent)
+        self._wait_s += spent
+        self._handed_out += 1
+        return batch
+
+    @shielded
+    def _next(self) -> Any:
+        started = time.perf_counter()
+        if self._comes_to_rest():
+            self._let_go()
+            self._passes = True
+            return self._pass_on()
         try:
             waiting = self._await_next()
         except FullError:
@@ -177,6 +214,7 @@ class ReadAhead:
             self._announced -= 1
             self._handed_out += 1
             self._granted = self._handed_out + (self._limits.prefetch if self._limits.window else 0)
+            self._rests = self._rests or (not self._in_step and self._should_rest)
             self._changed.notify_all()
         self._wait_s += time.perf_counter() - started
         return waiting.batch
@@ -197,7 +235,7 @@ class ReadAhead:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        if self._thread is not threading.current_thread():
+        if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
         if self._planning:
             self._planning = False
@@ -220,9 +258,37 @@ class ReadAhead:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        self._thread.join(_LAST_WAIT_S)
+        if self._thread is not None:
+            self._thread.join(_LAST_WAIT_S)
 
     # On the training's thread.
+
+    def _start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="memhier-lookahead", daemon=True)
+        self._taken_back = before_exit(self._end_thread)
+        self._thread.start()
+
+    @property
+    def _should_rest(self) -> bool:
+        return self._limits.grows and self._pace_s < _SLOW_LOADER_S and self._modules.rest
+
+    def _comes_to_rest(self) -> bool:
+        """Whether all batches that were read ahead are gone, and the loader has more."""
+        if not self._rests:
+            return False
+        with self._changed:
+            wait_for(self._changed, lambda: self._idle or self._closed or bool(self._window))
+            return not (self._window or self._ended or self._closed or self._error)
+
+    @shielded
+    def _begin_again(self) -> None:
+        """Read ahead from the next batch on."""
+        self._passes = self._rests = self._idle = False
+        self._start()
+
+    def _note_pace(self, spent: float) -> None:
+        self._loader_s += spent
+        self._pace_s += _PACE_OF_LAST * (spent - self._pace_s)
 
     def _await_next(self) -> _Waiting:
         with self._changed:
@@ -265,8 +331,8 @@ class ReadAhead:
 
     @property
     def _over(self) -> bool:
-        """Whether no more batches come."""
-        return self._ended or self._error is not None
+        """Whether no more batches are read ahead."""
+        return self._ended or self._rests or self._error is not None
 
     # On the epoch's own thread.
 
@@ -279,6 +345,9 @@ class ReadAhead:
                 self._error, self._failed = error, True
                 self._changed.notify_all()
         finally:
+            with self._changed:
+                self._idle = True
+                self._changed.notify_all()
             self._taken_back()
 
     def _step(self) -> bool:
@@ -343,7 +412,7 @@ class ReadAhead:
         try:
             with self._modules.reading():
                 batch = next(self._batches)
-                self._loader_s += time.perf_counter() - started
+                self._note_pace(time.perf_counter() - started)
                 asked = self._modules.asked_of(batch)
             ids = self._modules.ids_of(asked)
             rows = self._modules.distinct(ids)

@@ -16,6 +16,8 @@ __all__ = ["ReadModules"]
 class _Planned(Protocol):
     """The look-ups of a module whose batches are known ahead; `Any` stands for its type of ids."""
 
+    reads_in_turn: bool
+
     def ids_of(self, *arguments: Any) -> Any:
         """Return the ids of a batch to come, from the arguments that the module will get."""
 
@@ -158,6 +160,14 @@ class ReadModules:
     def is_known(self) -> bool:
         """Whether knowing more would change nothing: all in DRAM are needed again, or no row ever leaves."""
         return all(tables.planner is None or _knows_enough(tables.planner) for tables in self._tables)
+
+    @property
+    def rest(self) -> bool:
+        """Whether reading ahead would change nothing: every row has a slot, and for a while none had to be read."""
+        return all(
+            isinstance(tables.planner, KeepAll) and tables.has_all and not look_ups.reads_in_turn
+            for tables, look_ups in zip(self._tables, self._look_ups, strict=True)
+        )
 
     # The batch that is handed out.
 

@@ -51,6 +51,8 @@ class ShardLookUps(LookUps):
         Whether gradients are divided by the number of ranks.
     """
 
+    reads_in_turn = True
+
     def __init__(
         self,
         shard: Shard,
