@@ -10,7 +10,7 @@ torch.set_num_threads(1)
 
 from memhier import backend  # noqa: E402
 from memhier.ann import LogitIndex, TopKSoftmax  # noqa: E402
-from memhier.ann.decoder.engine.envelope import Shape  # noqa: E402
+from memhier.ann.decoder.engine.envelope import DRAWS_MOST, Shape  # noqa: E402
 from memhier.ann.decoder.module.evidence import is_mean_above  # noqa: E402
 from memhier.ann.decoder.module.sampling import Known, Layer, Sampler  # noqa: E402
 from memhier.ann.decoder.module.truncation import Truncation, drawn_of, shares_of  # noqa: E402
@@ -56,6 +56,33 @@ def test_draws_have_the_distribution_of_the_full_layer(options):
     rule = Truncation(**options)
     drawn, _ = draws_of(index, states[301], rule, 1500)
     check_distribution(drawn, shares_of(logits_of(index, states[301:302]), rule)[0])
+
+
+@pytest.mark.parametrize("strength", [0.05, 3.0])
+@pytest.mark.parametrize("options", [{"typical_p": 0.6}, {"eta_cutoff": 0.004}], ids=str)
+def test_truncations_by_the_entropy_seldom_take_the_full_layer(options, strength):
+    weight, bias, states = make_layer(strength=strength)
+    index = LogitIndex.build(weight, bias, contexts=states[:300], method="preview", rank=8)
+    rule = Truncation(**options)
+    drawn, sampler = draws_of(index, states[305], rule, 600)
+    check_distribution(drawn, shares_of(logits_of(index, states[305:306]), rule)[0])
+    assert sum(sampler.full_rows.values()) < 60
+
+
+@pytest.mark.filterwarnings("ignore:.*hidden states are unlike the contexts")
+def test_words_of_the_tail_that_are_seldom_drawn_do_not_lead_astray():
+    """The mean score without words far below, that a sample of the tail hardly ever holds, is another."""
+    weight = np.zeros((4000, 24), np.float32)
+    weight[:, :3] = np.random.default_rng(0).normal(size=(4000, 3))
+    weight[300:, 23] = 40.0  # beyond the codes: bounds are far above
+    contexts = np.random.default_rng(1).normal(size=(300, 24)).astype(np.float32) * 0.3
+    contexts[:, 23] *= 0.01
+    index = LogitIndex.build(weight, contexts=contexts, method="preview", rank=4)
+    state = np.zeros(24, np.float32)
+    state[:3], state[23] = 1.0, -0.05
+    for options in ({"typical_p": 0.4}, {"eta_cutoff": 0.01}):
+        drawn, _ = draws_of(index, state, Truncation(**options), 1500)
+        check_distribution(drawn, shares_of(logits_of(index, state[None]), Truncation(**options))[0])
 
 
 @pytest.mark.slow
@@ -119,7 +146,7 @@ def test_each_state_that_takes_the_full_product_is_counted_by_cause():
     contexts, hidden = torch.from_numpy(states[:300]), torch.from_numpy(states[300:307])
     decoder = TopKSoftmax.from_linear(head, k=10, contexts=contexts, method="preview")
     for _ in range(2):
-        decoder.sample(hidden, typical_p=0.9)
+        decoder.sample(hidden, top_p=0.9, typical_p=0.9)
     decoder.sample(hidden, top_p=0.9, eta_cutoff=0.01)
     decoder.sample(hidden, top_k=20, eta_cutoff=0.01)
     assert decoder.stats()["sampled_in_full"] == {"typical_p": 14, "eta_cutoff": 7}
@@ -195,6 +222,19 @@ def test_bounds_of_all_words_count_as_memory_and_stay_for_the_next_call():
     for _ in range(3):
         index.envelope(states[:4], 5, np.full((4, 2), 0.5))
         assert 16 * 40_000 <= index.memory_bytes - before <= 17 * 40_000
+
+
+def test_workspaces_of_the_largest_draws_count_as_planned_and_stay():
+    weight, bias, states = make_layer(20_000, 8)
+    index = LogitIndex.build(weight, bias, contexts=states[:300], method="preview")
+    index.topk(states[:4])
+    before, sizes = index.memory_bytes, []
+    for _ in range(2):
+        index.envelope(states[:4], DRAWS_MOST, np.random.default_rng(0).random((4, DRAWS_MOST)))
+        sizes.append(index.memory_bytes)
+    assert sizes[0] == sizes[1]
+    if backend.core is not None:
+        assert sizes[0] - before > 16 * 20_000 + 12 * DRAWS_MOST
 
 
 def test_no_states_have_an_empty_envelope(tmp_path):

@@ -36,7 +36,7 @@ class PythonCore:
         """Codes and numbers as they are scanned; NumPy's temporaries live no longer than a call."""
         return 0 if self._bytes is None or self._numbers is None else int(self._bytes.nbytes + self._numbers.nbytes)
 
-    def keep(self, *, calls: int, candidates: int) -> int:
+    def keep(self, *, calls: int, candidates: int, draws: int) -> int:
         """See the compiled core; a scan here makes floats of all codes, and a dozen arrays of as many numbers."""
         width = 0 if self._bytes is None else self._bytes.shape[1]
         return self.workspace_bytes + calls * int(self._rows) * (4 * int(width) + 12 * 8)

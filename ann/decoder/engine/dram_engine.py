@@ -12,7 +12,7 @@ from memhier.ann.decoder.allowed import Allowed
 from memhier.ann.decoder.answers import Partition, TopK, joined, largest_of, split
 from memhier.ann.decoder.coding.view import Codes
 from memhier.ann.decoder.engine.engine import ALL_DIRECTIONS, Coarse, Walk
-from memhier.ann.decoder.engine.envelope import AS_IS, Doubles, Envelope, Shape, ask_core
+from memhier.ann.decoder.engine.envelope import AS_IS, DRAWS_MOST, Doubles, Envelope, Shape, ask_core
 from memhier.ann.decoder.layer import (
     BIAS_ROUNDING,
     DTYPES,
@@ -59,7 +59,7 @@ class DramEngine:
 
     def keep(self, candidates: int) -> int:
         """Keep the workspaces of 16 calls at a time, of so many candidates each; return the bytes of all."""
-        return self._core.keep(calls=_CALLS_KEPT, candidates=candidates)
+        return self._core.keep(calls=_CALLS_KEPT, candidates=candidates, draws=DRAWS_MOST)
 
     def preview(
         self, hidden: Floats, k: int, limit: int, coarse: Coarse = ALL_DIRECTIONS, allowed: Allowed | None = None

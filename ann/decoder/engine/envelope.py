@@ -8,7 +8,9 @@ import numpy.typing as npt
 
 from memhier.ann.decoder.layer import Floats, Ints
 
-__all__ = ["AS_IS", "Envelope", "Shape", "ask_core"]
+__all__ = ["AS_IS", "DRAWS_MOST", "Envelope", "Shape", "ask_core"]
+
+DRAWS_MOST = 8192  # rows of a head, and rows drawn: workspaces have room for so many of each
 
 Doubles: TypeAlias = npt.NDArray[np.float64]
 

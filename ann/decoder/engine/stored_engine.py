@@ -11,7 +11,7 @@ from memhier.ann.decoder.answers import Partition, TopK, best_of, joined, larges
 from memhier.ann.decoder.coding.tail import ExactLogits, close_sums
 from memhier.ann.decoder.coding.view import Codes
 from memhier.ann.decoder.engine.engine import ALL_DIRECTIONS, Coarse, Walk
-from memhier.ann.decoder.engine.envelope import AS_IS, Doubles, Envelope, Shape, ask_core
+from memhier.ann.decoder.engine.envelope import AS_IS, DRAWS_MOST, Doubles, Envelope, Shape, ask_core
 from memhier.ann.decoder.engine.stored_rows import StoredRows
 from memhier.ann.decoder.layer import BIAS_ROUNDING, ROUNDING, Floats, Ints, check_finite, logit_error
 
@@ -51,7 +51,7 @@ class StoredEngine:
 
     def keep(self, candidates: int) -> int:
         """Keep the workspace of one call at a time, of so many candidates; return its bytes."""
-        return self._core.keep(calls=1, candidates=candidates)
+        return self._core.keep(calls=1, candidates=candidates, draws=DRAWS_MOST)
 
     def preview(
         self, hidden: Floats, k: int, limit: int, coarse: Coarse = ALL_DIRECTIONS, allowed: Allowed | None = None

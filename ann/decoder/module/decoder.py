@@ -268,8 +268,8 @@ class TopKSoftmax(nn.Module):
         all others have proven bounds; a word drawn by its bound is kept with the probability exp(logit - bound). Where
         bounds leave open if a truncation keeps a word, logits of words drawn at random decide, with a chance of error
         of at most 10^-6 a decision. Each hidden state that stays open takes the full product, and so do all for
-        `typical_p`, `eta_cutoff`, an `epsilon_cutoff` behind another truncation, and layers so small that it is
-        faster; ``stats()["sampled_in_full"]`` counts these by cause.
+        `typical_p`, `eta_cutoff` or `epsilon_cutoff` behind `top_p`, and layers so small that it is faster;
+        ``stats()["sampled_in_full"]`` counts these by cause.
 
         Parameters
         ----------

@@ -19,7 +19,7 @@ _STAKES = np.array([0.02, 0.1, 0.3, 0.6, 0.9])[:, None, None]
 Doubles: TypeAlias = npt.NDArray[np.float64]
 
 
-def is_mean_above(sample: Doubles, limit: Doubles) -> npt.NDArray[np.int8]:
+def is_mean_above(sample: Doubles, limit: Doubles, tests: int = 1) -> npt.NDArray[np.int8]:
     """Return 1 for rows whose mean is above the limit, -1 for those below, and 0 where the sample is too small.
 
     Parameters
@@ -28,6 +28,8 @@ def is_mean_above(sample: Doubles, limit: Doubles) -> npt.NDArray[np.int8]:
         ``[n, t]``: independent numbers of each row, 0 to 1.
     limit
         ``[n]``.
+    tests
+        Divides the chance of an error, for a decision by so many tests.
     """
     inside = np.clip(limit, 1e-12, 1 - 1e-12)[:, None]
     away = sample - inside
@@ -35,7 +37,7 @@ def is_mean_above(sample: Doubles, limit: Doubles) -> npt.NDArray[np.int8]:
         np.logaddexp.reduce(_logs_of(1 + _STAKES * gain), axis=0) - np.log(len(_STAKES))
         for gain in (away / inside, -away / (1 - inside))
     ]
-    enough = np.log(2 / ERROR)
+    enough = np.log(2 * tests / ERROR)
     verdict = np.where(wealth[0] >= enough, 1, np.where(wealth[1] >= enough, -1, 0))
     verdict[limit < 0] = 1
     verdict[limit > 1] = -1

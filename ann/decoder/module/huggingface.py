@@ -261,9 +261,9 @@ def accelerate(
 
     Options that may look at other logits take the full layer: processors of one's own, watermarks, guidance,
     `top_h`, scores as output, and beams that draw, or with biases, raising penalties or allowed words. So do
-    `typical_p` and `eta_cutoff` without a `top_k`, steps in doubt, and calls of the model outside ``generate`` (a
-    loss, a loop of one's own). ``model.get_output_embeddings().stats()`` counts their rows by reason. Prompt look-up
-    and an assistant model find the largest logits of all positions.
+    `typical_p` and `eta_cutoff` behind a `top_p` without a `top_k`, steps in doubt, and calls of the model outside
+    ``generate`` (a loss, a loop of one's own). ``model.get_output_embeddings().stats()`` counts their rows by reason.
+    Prompt look-up and an assistant model find the largest logits of all positions.
 
     Parameters
     ----------

@@ -4,9 +4,8 @@ A few hundred logits of the highest proven bounds are exact: the head. All other
 takes the head or the tail by the sum of exp of both, bounds in the place of logits for the tail; a word of the tail
 stays with the probability exp(logit - bound), else the draw begins anew. So words come by the softmax exactly.
 
-A truncation is a question about the word drawn: does it stay? Where the bounds leave the answer open, words drawn from
-the tail, with exact logits, give evidence for a mean (:mod:`memhier.ann.decoder.module.evidence`). A state that stays
-open takes the full product, which answers for the same word.
+A truncation is a question about the word drawn: does it stay? (:mod:`memhier.ann.decoder.module.verdicts`) A state that
+stays open takes the full product, which answers for the same word.
 """
 
 from collections import Counter
@@ -18,22 +17,21 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from memhier.ann.decoder.engine.envelope import AS_IS, Shape
+from memhier.ann.decoder.engine.envelope import AS_IS, DRAWS_MOST, Shape
 from memhier.ann.decoder.index import LogitIndex
 from memhier.ann.decoder.layer import LOGITS_MOST, Floats, Ints
-from memhier.ann.decoder.module.evidence import is_mean_above
 from memhier.ann.decoder.module.truncation import Truncation, drawn_of, shares_of
+from memhier.ann.decoder.module.verdicts import DECIDED, TRIES, Asked, Bounded, Verdicts
 
 __all__ = ["HEAD_WORDS", "Known", "Layer", "Sampler"]
 
 HEAD_WORDS = 256
 # Words of the head and words drawn from the tail, more and more where the ones before leave a question open.
 _STAGES = ((HEAD_WORDS, 192), (1024, 1024), (4096, 4096))
-_TRIES = 32  # of these the first are tries of a draw, all others evidence
 _LISTED = (1, 8)  # times so many words of the head, before all words of a list are looked for in full
-_LISTED_MOST = 8192
 _WORDS_AT_ONCE = 1 << 16  # of all states, with some 100 bytes each: more states take turns
 _NOTHING = 1e-300
+_RARE = 8.0  # words with bounds below some together have at most exp of minus this of the tail
 
 Doubles: TypeAlias = npt.NDArray[np.float64]
 Bits: TypeAlias = npt.NDArray[np.bool_]
@@ -84,43 +82,6 @@ class Known:
         return Known(self.words[rows], self.logits[rows])
 
 
-@dataclass(frozen=True, slots=True)
-class _Bounded:
-    """A head of words with exact scores, and a tail: scores are logits over the temperature."""
-
-    words: Ints
-    scores: Doubles
-    best: Doubles  # the largest score of the head
-    shares: Doubles  # exp of score less best
-    total: Doubles  # the sum of the shares
-    tail: Doubles  # the sum of exp of the tail's bounds, as a share of the head's
-    cut: Doubles  # the largest bound of the tail
-    drawn: Ints
-    drawn_scores: Doubles
-    kept: Doubles  # exp of score less bound
-
-
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """Words that may stay, one for each of some states, and their scores."""
-
-    words: Ints
-    scores: Doubles
-
-    def above(self, words: Ints, scores: Doubles) -> Bits:
-        """Say which words are above those asked; of equal scores the greater word, as in transformers.
-
-        Never the word itself, whose score may be rounded in another way.
-        """
-        level, word = self.scores[:, None], self.words[:, None]
-        found: Bits = ((scores > level) & (words != word)) | ((scores == level) & (words > word))
-        return found
-
-    def of(self, places: Ints) -> "_Asked":
-        """Return some of them."""
-        return _Asked(self.words[places], self.scores[places])
-
-
 class Sampler:
     """Draws a word for each of n states, by a truncation.
 
@@ -161,7 +122,7 @@ class Sampler:
         elif steps[:1] in (("top_k",), ("min_p",)):
             cause = f"{steps[0]} beyond the bounds"
             rows = self._listed(states, known, rows, limit, drawn)
-        elif steps in ((), ("top_p",), ("top_p", "min_p"), ("epsilon_cutoff",)):
+        elif steps in DECIDED:
             cause = "undecided"
             rows = self._tried(states, known, rows, drawn, pending)
         else:
@@ -175,7 +136,7 @@ class Sampler:
         numbers: Doubles = torch.rand(shape, dtype=torch.float64, generator=self._generator).numpy()
         return numbers
 
-    def _bounded(self, states: Floats, known: Known, limit: int, uniforms: Doubles) -> _Bounded:
+    def _bounded(self, states: Floats, known: Known, limit: int, uniforms: Doubles) -> Bounded:
         """Look at some states; the head holds the known words, too. Words drawn from the tail come by the uniforms."""
         layer, inverse = self._layer, self._shape.inverse
         found = layer.index.envelope(
@@ -196,9 +157,14 @@ class Sampler:
         total = np.maximum(shares.sum(1), _NOTHING)
         drawn_scores = self._scores(found.drawn_logits)
         kept = np.exp(np.minimum(_minus(drawn_scores, bounds), 0))
+        whole, log_words = best + np.log(total), np.log(layer.index.shape[0])
         with np.errstate(invalid="ignore", over="ignore"):
-            tail = np.exp(log_sum - best - np.log(total))
-        return _Bounded(words, scores, best, shares, total, tail, cut, found.drawn, drawn_scores, kept)
+            tail = np.exp(log_sum - whole)
+            rare = cut - _RARE - log_words + np.clip(log_sum - cut, 0, log_words)
+            rare_sum = np.where(np.isneginf(cut), 0.0, np.exp(rare + log_words - whole))
+        return Bounded(
+            words, scores, best, shares, total, tail, cut, found.drawn, drawn_scores, bounds, kept, rare, rare_sum
+        )
 
     def _scores(self, logits: Floats) -> Doubles:
         changed = np.asarray(self._layer.finish(logits), np.float64) / self._rule.temperature
@@ -209,7 +175,7 @@ class Sampler:
         """Draw for states of which all words that the first truncation keeps are found; return the others."""
         rule = self._rule
         for times in _LISTED:
-            if limit * times > _LISTED_MOST:
+            if limit * times > DRAWS_MOST:
                 break
             for some in _parts(rows, limit * times):
                 found = self._bounded(states[some], known.of(some), limit * times, np.empty((len(some), 0)))
@@ -237,13 +203,13 @@ class Sampler:
             rows = rows[drawn[rows] < 0]
         return rows
 
-    def _decided(self, found: _Bounded, rows: Ints, levels: Doubles, drawn: Ints, pending: Ints) -> None:
+    def _decided(self, found: Bounded, rows: Ints, levels: Doubles, drawn: Ints, pending: Ints) -> None:
         """Try words of each state until one stays or is open; it is drawn, or pending with its score in `levels`."""
-        side, keeps = self._uniforms(2, len(rows), _TRIES)
+        side, keeps = self._uniforms(2, len(rows), TRIES)
         share = 1 / (1 + found.tail)[:, None]  # of the head
         of_head = side < share
-        taken = of_head | (keeps < found.kept[:, :_TRIES])
-        live = np.arange(len(rows))
+        taken = of_head | (keeps < found.kept[:, :TRIES])
+        verdicts, live = Verdicts(found, self._rule), np.arange(len(rows))
         while len(live):
             at = taken[live].argmax(1)
             new = pending[rows[live]] < 0
@@ -252,7 +218,7 @@ class Sampler:
             pending[names] = np.where(new, np.where(taken[live, at], words, -1), pending[names])
             levels[names] = np.where(new, scores, levels[names])
             left = live[pending[names] >= 0]
-            verdict = self._verdicts(found, left, _Asked(pending[rows[left]], levels[rows[left]]))
+            verdict = verdicts(left, Asked(pending[rows[left]], levels[rows[left]]))
             stays, goes = left[verdict > 0], left[verdict < 0]
             drawn[rows[stays]] = pending[rows[stays]]
             pending[rows[goes]] = -1
@@ -262,7 +228,7 @@ class Sampler:
             live = goes
 
     @staticmethod
-    def _tried_words(found: _Bounded, live: Ints, at: Ints, of_head: Bits, uniform: Doubles) -> tuple[Ints, Doubles]:
+    def _tried_words(found: Bounded, live: Ints, at: Ints, of_head: Bits, uniform: Doubles) -> tuple[Ints, Doubles]:
         """Return words and scores of one try of each live state."""
         sums = np.cumsum(found.shares[live], 1)
         place = (sums <= (uniform[live, at] * sums[:, -1])[:, None]).sum(1)
@@ -271,54 +237,6 @@ class Sampler:
         here = of_head[live, at]
         words = np.where(here, found.words[live, place], found.drawn[live, at])
         return words, np.where(here, found.scores[live, place], found.drawn_scores[live, at])
-
-    def _verdicts(self, found: _Bounded, rows: Ints, asked: _Asked) -> npt.NDArray[np.int8]:
-        """Return of a word of each row: 1 if it stays, -1 if it goes, 0 if that is open."""
-        rule = self._rule
-        verdict = np.ones(len(rows), np.int8)
-        if rule.top_p is not None and "top_p" in rule.steps:
-            verdict = self._in_nucleus(found, rows, asked, rule.top_p)
-        if rule.epsilon_cutoff is not None:
-            verdict = self._above(found, rows, asked.scores, rule.epsilon_cutoff)
-        if rule.min_p is not None:
-            best, levels = found.best[rows], asked.scores
-            limit = np.log(rule.min_p)
-            sure = levels >= np.maximum(best, found.cut[rows]) + limit
-            verdict = np.where(levels < best + limit, -1, np.where(sure, verdict, np.minimum(verdict, 0)))
-        return verdict.astype(np.int8)
-
-    def _in_nucleus(self, found: _Bounded, rows: Ints, asked: _Asked, top_p: float) -> npt.NDArray[np.int8]:
-        """Say if the words above a word have less than `top_p` together: sums are shares of the head's."""
-        higher = asked.above(found.words[rows], found.scores[rows])
-        above, tail = (found.shares[rows] * higher).sum(1) / found.total[rows], found.tail[rows]
-        beyond = asked.scores <= found.cut[rows]  # words of the tail may be above it
-        most = above + np.where(beyond, tail * (1 - top_p), 0)
-        verdict = np.where(most < top_p, 1, np.where(above >= top_p * (1 + tail), -1, 0))
-        open_ = np.flatnonzero(verdict == 0)
-        if len(open_):
-            some, wider = rows[open_], beyond[open_]
-            higher = asked.of(open_).above(found.drawn[some, _TRIES:], found.drawn_scores[some, _TRIES:])
-            sample = found.kept[some, _TRIES:] * (top_p - higher)
-            least = np.where(wider, top_p - 1, 0.0)
-            limit = (above[open_] - top_p) / tail[open_]
-            width = top_p - least
-            verdict[open_] = is_mean_above(
-                np.clip((sample - least[:, None]) / width[:, None], 0, 1), (limit - least) / width
-            )
-        return verdict.astype(np.int8)
-
-    def _above(self, found: _Bounded, rows: Ints, levels: Doubles, least: float) -> npt.NDArray[np.int8]:
-        """Say if a word has at least the probability `least`, or is the likeliest."""
-        best, tail = found.best[rows], found.tail[rows]
-        share = np.exp(levels - best) / found.total[rows] / least  # of the head; log Z must not be above it
-        first = levels >= np.maximum(best, found.cut[rows])
-        below = (share < 1) & (levels < best)
-        verdict = np.where(first | (share >= 1 + tail), 1, np.where(below, -1, 0))
-        open_ = np.flatnonzero(verdict == 0)
-        if len(open_):
-            limit = (share[open_] - 1) / tail[open_]
-            verdict[open_] = -is_mean_above(found.kept[rows[open_], _TRIES:], limit)
-        return verdict.astype(np.int8)
 
     def _full_of(self, states: Floats, known: Known, rows: Ints, drawn: Ints, pending: Ints) -> None:
         """Draw for the rows from all logits; a pending word is the draw if it stays."""

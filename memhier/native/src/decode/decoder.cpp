@@ -109,7 +109,7 @@ class DecoderCore {
                         const Array<float, 2>& logits, const Array<double, 2>& ends,
                         const Array<const double, 2>& uniforms, const Array<std::int64_t, 2>& drawn,
                         const Array<float, 3>& numbers);
-  std::size_t keep(std::size_t count, std::size_t limit);
+  std::size_t keep(std::size_t count, std::size_t limit, std::size_t draws);
   std::size_t workspace_bytes() { return spaces_.bytes(); }
 
  private:
@@ -208,12 +208,13 @@ void DecoderCore::look_at(const ExactArrays& arrays) {
       ExactRows{rows.data(), static_cast<RowType>(type), row_bytes, projection_.dimension, bias.data(), norms.data()};
 }
 
-// Keeps at most so many workspaces for the next calls, none larger than calls with so many candidates need. Returns
-// their size in bytes.
-std::size_t DecoderCore::keep(std::size_t count, std::size_t limit) {
+// Keeps at most so many workspaces for the next calls, none larger than calls with so many candidates, and envelopes of
+// so many rows, drawn ones too, need. Returns their size in bytes.
+std::size_t DecoderCore::keep(std::size_t count, std::size_t limit, std::size_t draws) {
   limit = std::min(limit, rows_);
-  std::size_t bytes = sizeof(Workspace) + Survivors::planned_bytes(limit) +
-                      2 * limit * (2 * sizeof(Logit)) +  // they grow one by one
+  std::size_t bytes = sizeof(Workspace) + Survivors::planned_bytes(limit) + Largest::planned_bytes(draws) +
+                      2 * std::max(limit, draws) * (2 * sizeof(Logit)) +  // they grow one by one
+                      2 * draws * (sizeof(Logit) + sizeof(std::uint32_t)) +
                       BlockScan::kQueries * (CodedQuery::planned_bytes(projection_) + Largest::planned_bytes(limit));
   // Without all directions there are no bounds.
   if (blocks_.has_value() && projection_.turned >= projection_.dimension)
@@ -573,6 +574,6 @@ void register_decoder(nb::module_& m) {
            "rounding"_a = std::tuple<float, float>(0.0F, 0.0F), "proven"_a.none() = nb::none())
       .def("envelope", &DecoderCore::envelope, nb::kw_only(), "hidden"_a, "shape"_a, "out"_a.none(), "rows"_a,
            "logits"_a, "ends"_a, "uniforms"_a, "drawn"_a, "numbers"_a)
-      .def("keep", &DecoderCore::keep, nb::kw_only(), "calls"_a, "candidates"_a)
+      .def("keep", &DecoderCore::keep, nb::kw_only(), "calls"_a, "candidates"_a, "draws"_a)
       .def_prop_ro("workspace_bytes", &DecoderCore::workspace_bytes);
 }
