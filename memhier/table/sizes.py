@@ -72,7 +72,7 @@ class TierNeeds:
     policy_bytes
         The policy's bytes for each row that is resident or comes with the next call, at most.
     fixed_bytes
-        Bytes that do not depend on the capacity: the buffers of the reader; and `log_bytes`, once :func:`divide` adds them.
+        Bytes that do not depend on the capacity: of reader and side log, and of the log once :func:`divide` adds it.
     aside
         Share of the budget that is left to the caller.
     """
@@ -191,7 +191,7 @@ def _least(policy: str | Policy) -> int:
 def divide(needs: TierNeeds, dram: int, rows: int, policy: str | Policy) -> tuple[Sizes, bool]:
     """Return the parts of a budget for `rows` rows, and whether the log's index takes its room at once.
 
-    `needs` are those beside the log. The index does not grow where it is most of the budget, or where nothing else fits.
+    `needs` are those beside the log. An index does not grow where it is most of the budget, or where no more fits.
     """
 
     def with_log(at_once: bool) -> tuple[int, Sizes]:
