@@ -185,13 +185,15 @@ def test_runs_with_rows_are_those_of_a_plain_count(data, sizes, share):
     starts = np.concatenate([[0], np.cumsum(np.array(sizes, np.int64))]).astype(np.int64)
     rows = np.random.default_rng(data.draw(st.integers(0, 99))).random(starts[-1]) < share
     expected = [bool(rows[start:stop].any()) for start, stop in itertools.pairwise(starts)]
-    assert unpack(runs_with(pack(rows), starts), len(sizes)).tolist() == expected
+    runs, count = runs_with(pack(rows), starts)
+    assert unpack(runs, len(sizes)).tolist() == expected
+    assert count == rows.sum()
 
 
 def test_runs_are_as_many_as_there_are():
     starts = 3 * np.arange(5001)
     rows = np.random.default_rng(0).random(15000) < 0.2
-    assert (unpack(runs_with(pack(rows), starts), 5000) == rows.reshape(-1, 3).any(axis=1)).all()
+    assert (unpack(runs_with(pack(rows), starts)[0], 5000) == rows.reshape(-1, 3).any(axis=1)).all()
 
 
 @pytest.mark.long

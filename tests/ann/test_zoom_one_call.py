@@ -14,7 +14,9 @@ pytestmark = pytest.mark.skipif(backend.core is None, reason="needs the compiled
 OPTIONS: tuple[dict[str, Any], ...] = (
     {"k": 1, "recall": 0.9}, {"k": 10}, {"k": 10, "recall": 1}, {"k": 50, "recall": 0.95, "max_reads": 3},
     {"k": 10, "nprobe": 2}, {"k": 10, "radius": 20.0}, {"k": 10, "radius": 20.0, "recall": 1},
-    {"k": 10, "deny": [1, 2, 3]},
+    {"k": 10, "deny": [1, 2, 3]}, {"k": 10, "where": "tags contains 0"}, {"k": 10, "recall": 0.9, "where": "price < 0.6"},
+    {"k": 5, "where": "tags contains all (1, 3)", "max_reads": 4}, {"k": 10, "where": "price < 0.01"},
+    {"k": 3, "recall": 1, "where": "tags contains 2 and price < 0.5"}, {"k": 10, "where": "tags contains 99"},
 )  # fmt: skip
 
 
@@ -36,14 +38,17 @@ def test_one_call_finds_as_steps_do(
 ) -> None:
     base = vectors(dtype, dimension)
     queries = np.concatenate([base[9:30].astype(np.float32), np.ones((1, dimension), np.float32)])
-    with ZoomIndex.build(tmp_path / "index", base, metric=metric, dram="24MiB") as index:
+    rng = np.random.default_rng(0)
+    tags = [rng.integers(0, 5, rng.integers(0, 4)).tolist() for _ in base]
+    attributes = {"price": rng.random(len(base)), "tags": tags}
+    with ZoomIndex.build(tmp_path / "index", base, attributes=attributes, metric=metric, dram="24MiB") as index:
         for change in range(2):
             if change:
                 index.remove(np.arange(0, len(base), 3))
             found = [index.search(queries, **options) for options in OPTIONS]
             for each, options in zip(found, OPTIONS, strict=True):
                 with monkeypatch.context() as patch:
-                    patch.setattr(Search, "_compiled", lambda search, effort: None)
+                    patch.setattr(Search, "compiled", lambda search, effort: None)
                     steps = index.search(queries, **options)
                 np.testing.assert_array_equal(each.ids, steps.ids)
                 np.testing.assert_array_equal(each.distances, steps.distances)

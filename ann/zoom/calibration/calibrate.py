@@ -94,7 +94,7 @@ class Calibration:
     changes: int = 0
     tuned: bool = False
     tried: dict[int, Steps] = field(default_factory=dict)
-    _under_filters: dict[tuple[int, float, int], tuple[Effort, float]] = field(
+    _under_filters: dict[tuple[int, float, int], tuple[Effort, float, int | None]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
@@ -151,11 +151,14 @@ class Calibration:
             if found.candidates is not None:
                 return replace(found, candidates=-(-k * found.candidates // known)), reached
             wide = self._wide(k)
-            found = _grown(*self._spread(found, wide, recall), k / wide)
+            found, power = self._spread(found, wide, recall)
+            found = replace(found, nprobe=_grown(found.nprobe, power, k / wide))
         return found, reached and k <= known
 
-    def filtered(self, k: int, recall: float, share: float) -> Effort:
-        """Return the effort for `recall` at `k` where a filter leaves a `share` of the vectors.
+    def filtered(self, k: int, recall: float, share: float) -> tuple[Effort, int, int | None]:
+        """Return the effort for `recall` at `k` where a filter leaves a `share` of the vectors, but for its `nprobe`.
+
+        The second value is its `nprobe`, the third its `least` where the filter leaves few; None if that is not known.
 
         The k nearest of those lie as far as some ``k / share`` of all, and farther where the filter correlates with the
         vectors. So the search takes the lists that any number of neighbours needs, and half of the loss is allowed. As
@@ -167,19 +170,21 @@ class Calibration:
             if len(self._under_filters) >= _FILTERED_MOST:
                 self._under_filters.clear()
             known = self._under_filters[key] = self._under_filter(*key)
-        return _grown(*known, wanted / key[2])
+        found, power, least = known
+        return found, _grown(found.nprobe, power, wanted / key[2]), least
 
-    def _under_filter(self, k: int, recall: float, wide: int) -> tuple[Effort, float]:
+    def _under_filter(self, k: int, recall: float, wide: int) -> tuple[Effort, float, int | None]:
         """Return the effort of :meth:`filtered` for `wide` neighbours, and how its lists grow with their number."""
         strict = 1 - (1 - recall) / 2
-        found = self.measured(k, strict)[0]
+        found, is_known = self.measured(k, strict)
+        least = found.least if is_known and self.bounds_hold else None
         every = [self._at(each, strict)[0] for each in self.efforts if each >= min(k, max(self.efforts))]
         found = replace(
             found, eps=max(self._alone(strict), *(each.eps for each in every)),
             gap=max(found.gap, *(each.gap for each in every)), most=None,
             loss=_UNLIKELY * (1 - recall) * k if self.bounds_hold and not self.changed_much else 0.0,
         )  # fmt: skip
-        return self._spread(found, wide, strict)
+        return *self._spread(found, wide, strict), least
 
     def of_radius(self, found: Effort, recall: float) -> Effort:
         """Return an effort for `recall` where a radius, not the k-th nearest, may decide which vectors are read.
@@ -241,9 +246,9 @@ class Calibration:
         return cls(efforts=efforts, tried=tried, reached=reached, alone=alone, **about)
 
 
-def _grown(found: Effort, power: float, times: float) -> Effort:
-    """Return an effort for so many times its neighbours; itself for no more."""
-    return replace(found, nprobe=math.ceil(found.nprobe * times**power)) if times > 1 else found
+def _grown(nprobe: int, power: float, times: float) -> int:
+    """Return how many lists so many times the neighbours take."""
+    return math.ceil(nprobe * times**power) if times > 1 else nprobe
 
 
 def _reaching(steps: Steps, recall: float) -> Effort | None:

@@ -278,12 +278,12 @@ class Attributes:
         expression = where if isinstance(where, Expression) else parse(where)
         if expression is not where:
             check_types(expression, self._schema)
-        key = (self._owner, str(expression))
-        found = None if self._cache is None else self._cache.get(key)
+        key, cache = (self._owner, expression), self._cache
+        found = None if cache is None else cache.get(key)
         if found is None:
-            found = self._select(expression)
-            if self._cache is not None:
-                self._cache.put(key, found)
+            found, is_fast = self._select(expression)
+            if cache is not None and (not is_fast or cache.asked_again(key)):
+                cache.put(key, found)
         return found
 
     def take(self, rows: npt.ArrayLike, names: Sequence[str] | None = None) -> dict[str, npt.NDArray[Any]]:
@@ -342,7 +342,8 @@ class Attributes:
             column.close()
         self._columns.clear()
 
-    def _select(self, expression: Expression) -> Words:
+    def _select(self, expression: Expression) -> tuple[Words, bool]:
+        """Return the rows of a filter, and whether postings alone told them."""
         every = [*leaves(expression)]
         used = {name: self._columns[name] for leaf in every for name in names_of(leaf) if name in self._columns}
         room = self._work_bytes
@@ -363,7 +364,7 @@ class Attributes:
         expression = on_columns(expression, self._schema, texts)
         posted = self._posted(every, used)
         if len(posted) == len(used) and ItemFilter.takes(every):
-            return ItemFilter(posted, self._count).select(expression, room)
+            return ItemFilter(posted, self._count).select(expression, room), True
         directories = {name: each.directory for name, each in posted.items()}
         blocks = Blocks(used, self._count, room, row_bytes(expression), directories)
         words = np.zeros(self._words, np.uint64)
@@ -371,7 +372,7 @@ class Attributes:
             count = min(blocks.rows, self._count - start)
             rows = select(expression, partial(blocks.cells, start, count), count)
             words[start // 64 : word_count(start + count)] = pack(rows)
-        return words
+        return words, False
 
     def _posted(self, every: Sequence[Leaf], used: Mapping[str, StoredAny]) -> dict[str, Posted]:
         """Return the columns of lists whose rows postings tell: those of which a filter asks for items alone."""

@@ -18,6 +18,7 @@ __all__ = ["BitmapCache", "Words", "bitmap_bytes", "pack", "popcount", "runs_wit
 Words: TypeAlias = npt.NDArray[np.uint64]
 
 _RUNS = 1024  # looked at together
+_ASKED_MOST = 1024  # keys that are remembered
 _ENTRY_BYTES = 256  # the key, the array's head and the place in the order, beside the words
 _SPARSE_BYTES, _ARRAY_BYTES = 12, 256  # of a word that is not zero, with its place; of two arrays' heads and a tuple
 
@@ -61,8 +62,8 @@ def popcount(words: Words) -> int:
     return int(np.bitwise_count(words).sum())
 
 
-def runs_with(words: Words, starts: npt.NDArray[np.int64]) -> Words:
-    """Return which runs of rows hold a row of a bitmap, a bit for each run.
+def runs_with(words: Words, starts: npt.NDArray[np.int64]) -> tuple[Words, int]:
+    """Return which runs of rows hold a row of a bitmap, a bit for each run, and how many rows are in the bitmap.
 
     Run ``i`` has the rows ``starts[i]`` to ``starts[i + 1]``. Work is linear in words and runs.
 
@@ -71,14 +72,14 @@ def runs_with(words: Words, starts: npt.NDArray[np.int64]) -> Words:
     >>> import numpy as np
     >>> from memhier.ann.zoom.filters.bitmaps import pack, runs_with, unpack
     >>> rows = pack(np.array([False, False, True, False]))
-    >>> unpack(runs_with(rows, np.array([0, 2, 2, 3, 4])), 4).tolist()
-    [False, False, True, False]
+    >>> runs, count = runs_with(rows, np.array([0, 2, 2, 3, 4]))
+    >>> unpack(runs, 4).tolist(), count
+    ([False, False, True, False], 1)
     """
     runs = len(starts) - 1
     found = np.zeros(word_count(runs), np.uint64)
     if (core := backend.core) is not None:
-        core.runs_with(words=words, starts=starts, found=found)
-        return found
+        return found, core.runs_with(words=words, starts=starts, found=found)
     for first in range(0, runs, _RUNS):
         bounds = starts[first : first + _RUNS + 1]
         base = int(bounds[0]) // 64
@@ -88,7 +89,7 @@ def runs_with(words: Words, starts: npt.NDArray[np.int64]) -> Words:
         ranks = before[place] + np.bitwise_count(some[place] & below)
         held = pack(ranks[1:] > ranks[:-1])
         found[first // 64 : first // 64 + len(held)] = held
-    return found
+    return found, popcount(words)
 
 
 class BitmapCache:
@@ -112,6 +113,7 @@ class BitmapCache:
     def __init__(self, limit: int | str) -> None:
         self._limit = parse_bytes(limit, "limit")
         self._bitmaps: OrderedDict[Hashable, tuple[Words | _Sparse, int]] = OrderedDict()  # each with its bytes
+        self._asked: set[int] = set()  # hashes of keys that were looked for of late
         self._most = 0  # bytes held, or more where an interrupt came between an entry and its count
         self._lock = threading.Lock()
         self._pid = os.getpid()
@@ -163,6 +165,16 @@ class BitmapCache:
             self._most += size
             self._bitmaps[key] = words if few is None else few, size
 
+    def asked_again(self, key: Hashable) -> bool:
+        """Return whether a key was asked for of late, and remember it: a bitmap made fast is kept only if it was."""
+        number = hash(key)
+        if number in self._asked:
+            return True
+        if len(self._asked) >= _ASKED_MOST:
+            self._asked = set()
+        self._asked.add(number)
+        return False
+
     def drop(self, owner: object) -> None:
         """Forget all bitmaps whose key is a tuple that begins with `owner`."""
         with self._guard():
@@ -205,5 +217,5 @@ class _Sparse(NamedTuple):
 
 def _size(key: Hashable, nbytes: int) -> int:
     parts = key if isinstance(key, tuple) else (key,)
-    text = sum([4 * len(part) for part in parts if isinstance(part, str)])
+    text = sum([4 * len(str(part)) for part in parts])
     return nbytes + text + _ENTRY_BYTES

@@ -1,6 +1,6 @@
 """Filters that ask for items of lists alone: evaluated on bitmaps that postings fill, without a byte for each row."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -64,6 +64,8 @@ class ItemFilter:
             return self._selected(expression.operand, start, count, not wanted)
         if wanted and isinstance(expression, And):
             return self._all_of(expression, start, count)
+        if isinstance(expression, Contains):
+            return self._holding(expression.name, [expression.values], start, count, wanted)
         if isinstance(expression, And | Or):
             every = isinstance(expression, And) == wanted
             rows = self._selected(expression.operands[0], start, count, wanted)
@@ -73,31 +75,24 @@ class ItemFilter:
                 further = self._selected(operand, start, count, wanted)
                 np.bitwise_and(rows, further, out=rows) if every else np.bitwise_or(rows, further, out=rows)
             return rows
-        if isinstance(expression, IsNull):
-            return self._null(expression.name, start, count, wanted)
-        assert isinstance(expression, Contains)
-        return self._holding(expression.name, [expression.values], start, count, wanted)
+        assert isinstance(expression, IsNull)
+        return self._null(expression.name, start, count, wanted)
 
     def _all_of(self, expression: And, start: int, count: int) -> Words:
         """Return the neighbouring rows where all operands are true: those of a column that ask for items together."""
         groups: dict[str, list[tuple[Value, ...]]] = {}
-        others = list[Expression]()
+        asked = list[Callable[[], Words]]()
         for operand in conjuncts(expression):
             if isinstance(operand, Contains):
                 groups.setdefault(operand.name, []).append(operand.values)
             else:
-                others.append(operand)
-        asked = [
-            partial(self._holding, name, every[first : first + _TOGETHER], start, count, True)
-            for name, every in groups.items()
-            for first in range(0, len(every), _TOGETHER)
-        ]
-        asked += [partial(self._selected, operand, start, count, True) for operand in others]
-        rows = asked[0]()
-        for further in asked[1:]:
-            if not rows.any():
-                break  # further postings cannot change the result: they are not read
-            np.bitwise_and(rows, further(), out=rows)
+                asked.append(partial(self._selected, operand, start, count, True))
+        for name, every in groups.items():
+            for first in range(0, len(every), _TOGETHER):
+                asked.append(partial(self._holding, name, every[first : first + _TOGETHER], start, count, True))
+        rows = asked.pop()()
+        while asked and rows.any():  # otherwise further postings cannot change the result: they are not read
+            np.bitwise_and(rows, asked.pop()(), out=rows)
         return rows
 
     def _null(self, name: str, start: int, count: int, wanted: bool) -> Words:

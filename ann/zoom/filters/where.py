@@ -25,9 +25,9 @@ unknown, not unknown is unknown, and only true rows are selected.
 import math
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -124,7 +124,7 @@ def parse(text: str) -> Expression:
         raise ValueError(f"where: {len(text):,} characters, expected at most {LENGTH_MAX:,}; filter by ids instead")
     parser = _Parser(text)
     expression = parser.condition(0)
-    if parser.token.kind != "end":
+    if parser.kind != "end":
         parser.refuse("'and', 'or' or the end")
     return expression
 
@@ -212,38 +212,36 @@ def _words(column: Column) -> ColumnWords:
     return ColumnWords(find, like, WordReads(lengths, take, _WORK_BYTES))
 
 
-class _Token(NamedTuple):
-    kind: str
-    text: str
-    position: int
-
-
 class _Parser:
-    """Reads one token ahead."""
+    """Reads one token ahead: its kind, its text and where it starts."""
 
     def __init__(self, text: str) -> None:
-        self._text = text
+        self._whole = text
         self._position = 0
-        self.token = self._next()
+        self.kind, self.text, self.start = "", "", 0
+        self._advance()
 
     def condition(self, depth: int) -> Expression:
-        return self._chain("or", Or, lambda: self._chain("and", And, lambda: self._negation(depth)))
+        operands = [self._conjunction(depth)]
+        while self._take("or"):
+            operands.append(self._conjunction(depth))
+        return operands[0] if len(operands) == 1 else Or(tuple(operands))
+
+    def _conjunction(self, depth: int) -> Expression:
+        operands = [self._negation(depth)]
+        while self._take("and"):
+            operands.append(self._negation(depth))
+        return operands[0] if len(operands) == 1 else And(tuple(operands))
 
     def refuse(self, expected: str) -> NoReturn:
-        found = "the end" if self.token.kind == "end" else self.token.text
+        found = "the end" if self.kind == "end" else self.text
         if len(found) > _SHOWN:
             found = found[:_SHOWN] + "..."
-        self._fail(f"expected {expected} at position {self.token.position}, found {found}", self.token.position)
-
-    def _chain(self, word: str, kind: type[And] | type[Or], operand: Callable[[], Expression]) -> Expression:
-        operands = [operand()]
-        while self._take(word):
-            operands.append(operand())
-        return operands[0] if len(operands) == 1 else kind(tuple(operands))
+        self._fail(f"expected {expected} at position {self.start}, found {found}", self.start)
 
     def _negation(self, depth: int) -> Expression:
         if depth > DEPTH_MAX:
-            position = self.token.position
+            position = self.start
             self._fail(f"nested more than {DEPTH_MAX} levels deep at position {position}", position)
         if self._take("not"):
             return Not(self._negation(depth + 1))
@@ -254,13 +252,15 @@ class _Parser:
         return self._test()
 
     def _test(self) -> Expression:
-        if self.token.kind != "name":
+        if self.kind != "name":
             value = self._value("an attribute's name, a value, 'not' or '('")
             sign = _MIRRORED[self._operator()]
             return Comparison(self._name(), sign, value)
         name = self._name()
-        if self.token.text in _OPERATORS:
+        if self.text in _OPERATORS:
             return self._comparison(name, self._operator())
+        if self.kind == "name" and (test := self._of_words(name)) is not None:
+            return test
         if self._take("is"):
             negated = self._take("not")
             self._expect("null", "'null'" if negated else "'null' or 'not null'")
@@ -276,28 +276,31 @@ class _Parser:
     def _of_several(self, name: str) -> Expression | None:
         if self._take("in"):
             return Membership(name, self._values())
-        if self._take_word("contains"):
-            return self._contains(name)
-        if self._take_word("like"):
-            if self.token.kind != "text":
-                self.refuse("a pattern such as 'red%'")
-            return Like(name, str(self._value("a pattern")))
         if self._take("between"):
             low = self._comparison(name, ">=")
             self._expect("and", "'and'")
             return And((low, self._comparison(name, "<=")))
+        return self._of_words(name)
+
+    def _of_words(self, name: str) -> Expression | None:
+        if self._take_word("contains"):
+            return self._contains(name)
+        if self._take_word("like"):
+            if self.kind != "text":
+                self.refuse("a pattern such as 'red%'")
+            return Like(name, str(self._value("a pattern")))
         return None
 
     def _comparison(self, name: str, sign: Operator) -> Expression:
-        if self.token.kind == "name":
+        if self.kind == "name":
             return Pair(name, sign, self._name())
         return Comparison(name, sign, self._value(_OPERAND))
 
     def _contains(self, name: str) -> Expression:
-        if self.token.kind != "name":
+        if self.kind != "name":
             return Contains(name, (self._value(f"{_OPERAND}, 'any' or 'all'"),))
         other = self._name()
-        if other.lower() not in ("any", "all") or self.token.kind in ("and", "or", ")", "end"):
+        if other.lower() not in ("any", "all") or self.kind in ("and", "or", ")", "end"):
             return Pair(name, "contains", other)
         values = self._values()
         if other.lower() == "any":
@@ -314,26 +317,26 @@ class _Parser:
         return tuple(values)
 
     def _name(self) -> str:
-        name = self.token.text
-        if self.token.kind != "name":
+        name = self.text
+        if self.kind != "name":
             self.refuse("an attribute's name")
         self._advance()
         return name
 
     def _operator(self) -> Operator:
-        sign = _OPERATORS.get(self.token.text)
+        sign = _OPERATORS.get(self.text)
         if sign is None:
             self.refuse("a comparison (<, <=, >, >=, ==, !=)")
         self._advance()
         return sign
 
     def _value(self, expected: str) -> Value:
-        sign = self.token.text if self.token.text in ("+", "-") else ""
+        sign = self.text if self.text in ("+", "-") else ""
         if sign:
             self._advance()
-            if self.token.kind != "number":
+            if self.kind != "number":
                 self.refuse("a number")
-        kind, text, position = self.token
+        kind, text, position = self.kind, self.text, self.start
         if kind == "number":
             self._advance()
             return self._number(sign + text, position)
@@ -359,14 +362,14 @@ class _Parser:
         return float(text)
 
     def _take(self, kind: str) -> bool:
-        found = self.token.kind == kind
+        found = self.kind == kind
         if found:
             self._advance()
         return found
 
     def _take_word(self, word: str) -> bool:
         """Take a word that attributes may have as their name, too: here no name can stand."""
-        found = self.token.kind == "name" and self.token.text.lower() == word
+        found = self.kind == "name" and self.text.lower() == word
         if found:
             self._advance()
         return found
@@ -376,30 +379,29 @@ class _Parser:
             self.refuse(expected)
 
     def _advance(self) -> None:
-        self.token = self._next()
-
-    def _next(self) -> _Token:
-        match = _TOKEN.match(self._text, self._position)
+        match = _TOKEN.match(self._whole, self._position)
         if match is None:
-            space = _SPACE.match(self._text, self._position)
+            space = _SPACE.match(self._whole, self._position)
             start = space.end() if space else self._position
-            if start == len(self._text):
-                return _Token("end", "", start)
-            character = self._text[start]
+            if start == len(self._whole):
+                self.kind, self.text, self.start = "end", "", start
+                return
+            character = self._whole[start]
             fault = "text without its closing quote" if character in "'\"" else f"unexpected {character!r}"
             self._fail(f"{fault} at position {start}", start)
         self._position = match.end()
         kind = str(match.lastgroup)
-        text, start = match[kind], match.start(kind)
-        if kind == "number" and self._text[match.end() : match.end() + 1].isidentifier():
-            self._fail(f"a letter right after a number at position {match.end()}", match.end())
-        if kind == "sign":
+        text = match[kind]
+        self.text, self.start = text, match.start(kind)
+        if kind == "name":
+            kind = word if (word := text.lower()) in KEYWORDS else kind
+        elif kind == "sign":
             kind = text
-        elif kind == "name" and text.lower() in KEYWORDS:
-            kind = text.lower()
-        return _Token(kind, text, start)
+        elif kind == "number" and self._whole[self._position : self._position + 1].isidentifier():
+            self._fail(f"a letter right after a number at position {match.end()}", match.end())
+        self.kind = kind
 
     def _fail(self, message: str, position: int) -> NoReturn:
         low, high = max(0, position - _SHOWN), position + _SHOWN
-        shown = re.sub(r"\s", " ", self._text[low:high])
+        shown = re.sub(r"\s", " ", self._whole[low:high])
         raise ValueError(f"where: {message}\n  {shown}\n  {' ' * (position - low)}^")

@@ -110,20 +110,18 @@ def _filtered(state: IndexSnapshot, k: int, recall: float, selection: Selection)
     assert selection.left is not None
     calibration, lists = state.calibration, state.preview.lists
     held = lists if selection.rows.lists is None else len(selection.rows.lists)
-    effort = calibration.filtered(k, recall, selection.share)
+    effort, nprobe, few_lists = calibration.filtered(k, recall, selection.share)
     gap, clear = state.preview.cautious(effort.gap)
-    nprobe, loss = effort.nprobe, 0.0 if state.space.padded < _NORMAL_AXES else effort.loss
+    loss = 0.0 if state.space.padded < _NORMAL_AXES else effort.loss
     if held <= _NEARLY * nprobe:
         nprobe = lists
     if selection.left > max(_FEW, _FEW_OF_K * k):
         return replace(effort, nprobe=nprobe, gap=gap, clear=clear if clear < np.inf else 0.0, loss=loss)
-    usual, known = calibration.measured(k, 1 - (1 - recall) / 2)
-    known = known and calibration.bounds_hold
     eps, least = effort.eps, effort.least
-    if not known or selection.left <= _FEWEST:
+    if few_lists is None or selection.left <= _FEWEST:
         eps = max(eps, _eps_of_few(calibration, k, recall))
-    if known and held > _FEW_LISTS and clear < np.inf:
-        least = usual.least
+    if few_lists is not None and held > _FEW_LISTS and clear < np.inf:
+        least = few_lists
     else:
         nprobe, gap = lists, np.inf
     return replace(effort, nprobe=nprobe, eps=eps, least=least, gap=gap, clear=clear, loss=loss)

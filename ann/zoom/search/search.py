@@ -136,7 +136,10 @@ class Found:
 
     def take(self, rows: slice | npt.NDArray[np.bool_]) -> Self:
         """Return some rows, those of a slice where they lie."""
-        return type(self)(*[getattr(self, each.name)[rows] for each in fields(self)])
+        return type(self)(
+            self.ids[rows], self.distances[rows], self.scanned[rows], self.admitted[rows], self.ranked[rows],
+            self.cut_short[rows],
+        )  # fmt: skip
 
     def put(self, rows: npt.NDArray[np.bool_], more: Self) -> None:
         """Put others in the place of some rows."""

@@ -116,7 +116,7 @@ class Searcher:
     def search_each(self, queries: Floats, options: SearchOptions, groups: Sequence[QueryGroup]) -> SearchResult:
         """Return the nearest vectors of queries ``[q, d]``, each among those of its own group, in one snapshot."""
         started, ms, radius = time.monotonic(), options.deadline_ms, check_radius(options.radius, len(queries))
-        own, results = list[SearchOptions](), list[SearchResult]()
+        results = list[SearchResult]()
         with self._turns.next():
             state = self.state
             waiting, room = list[Planned](), self._room(state)
@@ -125,8 +125,8 @@ class Searcher:
                 if ms is not None:  # the rest of the time, which is none where it is over
                     options = replace(options, deadline_ms=max(1e-6, ms - 1e3 * (time.monotonic() - started)))
                 near = None if radius is None else radius[group.rows]
-                own.append(replace(options, where=group.where, allow=group.allow, deny=group.deny, radius=near))
-                planned = self._planned(queries[group.rows], own[-1], state=state)
+                selection = Selection.of(state, group.where, group.allow, group.deny)
+                planned = self._planned(queries[group.rows], options, state, selection, near)
                 if ms is not None:
                     results.append(self._finished(planned, planned.nearest()))
                     continue
@@ -137,7 +137,9 @@ class Searcher:
                 waiting.append(planned)
             results += self._found_together(waiting)
         if (watch := self.watch) is not None:
-            for asked, group, result in zip(own, groups, results, strict=True):
+            for group, result in zip(groups, results, strict=True):
+                near = None if radius is None else radius[group.rows]
+                asked = replace(options, where=group.where, allow=group.allow, deny=group.deny, radius=near)
                 watch(state, queries[group.rows], asked, result.distances)
         return joined([(group.rows, result) for group, result in zip(groups, results, strict=True)])
 
@@ -168,9 +170,10 @@ class Searcher:
         options: SearchOptions,
         chosen: Chosen | None = None,
         trace: Trace | None = None,
-        state: IndexSnapshot | None = None,
     ) -> tuple[Search, Plan, SearchResult]:
-        planned = self._planned(queries, options, trace, state)
+        state, radius = self.state, check_radius(options.radius, len(queries))
+        selection = Selection.of(state, options.where, options.allow, options.deny)
+        planned = self._planned(queries, options, state, selection, radius, trace)
         return planned.search, planned.plan, self._finished(planned, planned.nearest(), chosen)
 
     def _room(self, state: IndexSnapshot) -> Room:
@@ -180,18 +183,16 @@ class Searcher:
         return [self._finished(each, found) for each, found in zip(every, find_together(every), strict=True)]
 
     def _planned(
-        self, queries: Floats, options: SearchOptions, trace: Trace | None = None, state: IndexSnapshot | None = None
-    ) -> Planned:
+        self, queries: Floats, options: SearchOptions, state: IndexSnapshot, selection: Selection,
+        radius: Floats | None, trace: Trace | None = None,
+    ) -> Planned:  # fmt: skip
         limits = read_limits(options.max_reads, options.deadline_ms)
-        state = self.state if state is None else state
         count, named = state.count, state.fresh.texts is not None
         k = int(min(options.k, max(1, count)))
         wanted = chosen_fields(state, options.fields) if options.fields else ()
-        selection = Selection.of(state, options.where, options.allow, options.deny)
         plan = plan_search(state, k, count, options, selection)
         noted = named or bool(wanted) or trace is not None
         search = Search(state, self._reader, selection, named=noted, trace=trace)
-        radius = check_radius(options.radius, len(queries))
         return Planned(search, plan, queries, k, options, limits, radius, wanted)
 
     def _finished(self, planned: Planned, found: Found, chosen: Chosen | None = None) -> SearchResult:

@@ -144,22 +144,18 @@ class IndexPart:
 
     def allowed(
         self, expression: Expression | None, allow: Ints | None, deny: Ints | None
-    ) -> tuple[Words | None, Words | None]:
+    ) -> tuple[Words | None, Words | None, int]:
         """Return the rows that fulfil a filter, are among `allow`, not among `deny`, and were not removed.
 
         A bit for each row, read-only; None where these are all rows. The lists hold rows that were not removed. The
-        second value has a bit for each inverted list that may hold one of the rows; None for all.
+        second value has a bit for each inverted list that may hold one of the rows; None for all. The third is the
+        number of rows.
         """
-        bits, runs = self.alive, None
-        if expression is not None:
-            selected = self._selected(expression)
-            if self.attributes is None:
-                runs = np.zeros(word_count(len(self.arrays.starts) - 1), np.uint64)
-            elif allow is None:
-                runs = runs_with(selected, self.arrays.starts)
-            bits = self._alive_of(selected)
+        bits = self.alive if expression is None else self._alive_of(self._selected(expression))
         if allow is None and deny is None:
-            return bits, runs
+            if bits is None or expression is None:
+                return bits, None, self.alive_count
+            return bits, *runs_with(bits, self.arrays.starts)
         if allow is not None and bits is not None:
             allow = allow[_are_set(bits, allow)]
         if bits is None or bits is self.alive:
@@ -171,7 +167,9 @@ class IndexPart:
             np.bitwise_or.at(bits, allow >> 6, _masks(allow))
         if deny is not None:
             np.bitwise_and.at(bits, deny >> 6, ~_masks(deny))
-        return bits, runs if allow is None else runs_with(bits, self.arrays.starts)
+        if expression is None and allow is None:
+            return bits, None, popcount(bits)
+        return bits, *runs_with(bits, self.arrays.starts)
 
     def without(self, rows: Ints) -> "IndexPart":
         """Return the part with these rows removed as well."""
@@ -372,10 +370,8 @@ def findable(
     rows, total = [], 0
     held: Words | None = None
     for number, part in enumerate(parts):
-        arrays, count = part.arrays, part.alive_count
-        allowed, runs = part.allowed(expression, _rows_in(number, allow), _rows_in(number, deny))
-        if allowed is not None and allowed is not part.alive:
-            count = popcount(allowed)
+        arrays = part.arrays
+        allowed, runs, count = part.allowed(expression, _rows_in(number, allow), _rows_in(number, deny))
         coded.append(arrays.coded(allowed))
         rows.append(arrays.page_rows(part.file, number, allowed))
         total += count

@@ -1,8 +1,8 @@
 """Searches filtered by tags, as in the filter track of big-ann-benchmarks 2023: each query asks for one or two tags.
 
 ``python -m memhier.benchmarks.workloads.search.tags`` gives SIFT vectors some eleven tags each, of a vocabulary whose
-frequencies fall as 1 / rank; a third of the tags goes with the place of a vector. Queries, one at a time, ask for tags
-that some vector holds. The peer is the track's baseline: faiss IVF with all vectors in DRAM, and an inverted index of
+frequencies fall as 1 / rank; a third of the tags goes with the place of a vector. Queries ask for tags that some vector
+holds, each for its own: one at a time, and all in one call, as the track does. The peer is the track's baseline: faiss IVF with all vectors in DRAM, and an inverted index of
 tags in DRAM that makes the bitmap of each query; its ``nprobe`` grows until it finds as much. Both begin a round anew,
 so no filter is met twice.
 """
@@ -39,7 +39,7 @@ MEASURES = (
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float32]
-Answer: TypeAlias = Callable[[int], tuple[Ints, int]]
+Answer: TypeAlias = Callable[[range], tuple[list[Ints], int]]
 
 
 def draw_tags(vectors: Floats, vocabulary: int, seed: int) -> list[Ints]:
@@ -87,18 +87,20 @@ class Baseline:
         return found
 
 
-def measured(answer: Answer, truth: list[Ints]) -> Row:
-    """Return recall, processor time, latency and pages of all queries."""
-    hits, pages, seconds = 0.0, 0, []
-    cpu = time.process_time()
-    for number, exact in enumerate(truth):
+def measured(answer: Answer, truth: list[Ints], batch: int = 1) -> Row:
+    """Return recall, processor time, latency and pages of all queries, `batch` in a call."""
+    every, pages, seconds = list[Ints](), 0, []
+    cpu, count = time.process_time(), len(truth)
+    for start in range(0, count, batch):
         started = time.perf_counter()
-        found, read = answer(number)
+        found, read = answer(range(start, min(start + batch, count)))
         seconds.append(time.perf_counter() - started)
-        hits += len(np.intersect1d(found, exact)) / max(1, len(exact))
+        every += found
         pages += read
     cpu = time.process_time() - cpu
-    count = len(truth)
+    hits = sum(
+        len(np.intersect1d(found, exact)) / max(1, len(exact)) for found, exact in zip(every, truth, strict=True)
+    )
     return {"recall": hits / count, "cpu_ms": 1e3 * cpu / count, "p99_ms": 1e3 * float(np.quantile(seconds, 0.99)),
             "pages": pages / count}  # fmt: skip
 
@@ -133,21 +135,25 @@ def main(
     path, lists = scratch / "index", [each.tolist() for each in tags]
     ZoomIndex.build(path, vectors, attributes={"tags": lists}, dram=int(share * vectors.nbytes)).close()
 
-    def of_peer(number: int) -> tuple[Ints, int]:
-        return peer.search(queries[number], wanted[number]), 0
+    def of_peer(numbers: range) -> tuple[list[Ints], int]:
+        return [peer.search(queries[number], wanted[number]) for number in numbers], 0
 
     rows_made: list[Row] = []
     for declared in recalls:
-        every: dict[str, list[Row]] = {"memhier": [], "faiss": []}
+        every: dict[str, list[Row]] = {"memhier": [], "memhier, batch": [], "faiss": []}
         for _ in range(rounds):
-            with ZoomIndex.open(path) as index:
+            for system, batch in ("memhier", 1), ("memhier, batch", len(queries)):
+                with ZoomIndex.open(path) as index:
 
-                def ours(number: int, index: ZoomIndex = index, declared: float = declared) -> tuple[Ints, int]:
-                    where = " and ".join(f"tags contains {tag}" for tag in wanted[number].tolist())
-                    found = index.search(queries[number], K, recall=declared, where=where)
-                    return found.ids, int(found.stats["pages"])
+                    def ours(
+                        numbers: range, index: ZoomIndex = index, declared: float = declared
+                    ) -> tuple[list[Ints], int]:
+                        asked = [" and ".join(f"tags contains {tag}" for tag in wanted[each]) for each in numbers]
+                        found = index.search(queries[numbers.start : numbers.stop], K, recall=declared, where=asked)
+                        return list(found.ids), int(found.stats["pages"])
 
-                every["memhier"].append(measured(ours, truth) | {"dram": index.stats()["planned_bytes"]})
+                    row = measured(ours, truth, batch)
+                    every[system].append(row | {"dram": index.stats()["planned_bytes"]})
             goal = min(declared, every["memhier"][-1]["recall"])
             while (row := measured(of_peer, truth))["recall"] < goal and peer.nprobe < len(vectors):
                 peer.nprobe += 1 + peer.nprobe // _FINER

@@ -49,7 +49,7 @@ def runs_with(
     words: numpy.typing.NDArray[numpy.uint64],
     starts: numpy.typing.NDArray[numpy.int64],
     found: numpy.typing.NDArray[numpy.uint64],
-) -> None: ...
+) -> int: ...
 
 class ScanQueries:
     def __init__(

@@ -1,5 +1,6 @@
 // Bitmaps of rows: which runs of rows hold one, as runs_with of memhier.ann.zoom.filters.bitmaps finds in NumPy.
 #include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 
@@ -11,8 +12,8 @@ namespace nb = nanobind;
 namespace memhier {
 namespace {
 
-// Sets bit i of found where words have a bit from starts[i] to before starts[i + 1].
-void runs_with(const Array<const std::uint64_t, 1>& words, const Array<const std::int64_t, 1>& starts,
+// Sets bit i of found where words have a bit from starts[i] to before starts[i + 1], and returns the bits of all words.
+std::int64_t runs_with(const Array<const std::uint64_t, 1>& words, const Array<const std::int64_t, 1>& starts,
                const Array<std::uint64_t, 1>& found) {
   require(starts.size() > 0 && found.size() == (starts.size() - 1 + 63) / 64 && starts[0] >= 0 &&
               std::is_sorted(starts.data(), starts.data() + starts.size()) &&
@@ -29,6 +30,10 @@ void runs_with(const Array<const std::uint64_t, 1>& words, const Array<const std
     holds = holds || (first != last && (words[last] & to) != 0);
     found[run / 64] |= std::uint64_t{holds} << (run % 64);
   }
+  std::int64_t count = 0;
+  for (std::size_t i = 0; i < words.size(); ++i)
+    if (words[i] != 0) count += std::popcount(words[i]);
+  return count;
 }
 
 }  // namespace
