@@ -33,6 +33,7 @@ from memhier.ann.zoom.audit.audit import Auditor, audit_bytes
 from memhier.ann.zoom.audit.record import AuditRecord
 from memhier.ann.zoom.filters.bitmaps import BitmapCache
 from memhier.ann.zoom.search.fields import fields_of_ids
+from memhier.ann.zoom.search.grouped import query_groups
 from memhier.ann.zoom.storage.catalog import AUDIT_KEY
 from memhier.ann.zoom.storage.ids import as_ids, locate, refuse_clashes, stream_ids, with_repeats
 from memhier.ann.zoom.storage.layout import attribute_bytes, read_depth
@@ -242,7 +243,7 @@ class MultiVectorIndex(Closing):
         k: int,
         *,
         recall: float | None = None,
-        where: str | None = None,
+        where: str | Sequence[str | None] | None = None,
         max_reads: int | None = None,
         deadline_ms: float | None = None,
         allow: object = None,
@@ -266,7 +267,8 @@ class MultiVectorIndex(Closing):
             :meth:`tune`. Above 0.995, and where nothing is calibrated, a search reads every item whose score may be
             large enough by a bound that holds for certain, and so finds the best items exactly.
         where
-            A filter on attributes, such as ``"year >= 2020"``: only items that fulfil it are searched.
+            A filter on attributes, such as ``"year >= 2020"``: only items that fulfil it are searched. Or a list with a
+            filter, or None, for each query of a call; equal ones are evaluated once.
         max_reads
             The most pages of items read for one query, where a page that several items share counts for each. The items
             of the largest bounds come first; where the next one does not fit, the search ends.
@@ -274,7 +276,8 @@ class MultiVectorIndex(Closing):
             Milliseconds after which no further round of reads starts; the search returns the best ranked until then,
             and none on SSD for queries whose turn comes later.
         allow, deny
-            Ids: search only these items, or all but these. Any collection, which may hold ids that no item has.
+            Ids: search only these items, or all but these. Any collection, which may hold ids that no item has; or a
+            list with a collection, or None, for each query of a call.
         fields
             Attributes and documents to return with the items: True for all, or a list of names. They are read once the
             items are found, beyond `max_reads` and `deadline_ms`.
@@ -296,12 +299,13 @@ class MultiVectorIndex(Closing):
         A query costs one product of its vectors with all centroids, work linear in the vectors of the candidates, and
         the reads of the items that it ranks.
         """
+        one = where if where is None or isinstance(where, str) else None
         options = SearchOptions(
-            k, recall, where, max_reads=max_reads, deadline_ms=deadline_ms, fields=fields, allow=allow, deny=deny
+            k, recall, one, max_reads=max_reads, deadline_ms=deadline_ms, fields=fields, allow=allow, deny=deny
         )
         self._check_open()
         wanted, single = as_queries(queries, self.dimension)
-        found = self._searcher.search(wanted, options)
+        found = self._searcher.search(wanted, options, query_groups(where, allow, deny, len(wanted)))
         if not single:
             return found
         fields_of_one = {name: column[0] for name, column in found.fields.items()}

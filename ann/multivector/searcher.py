@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,6 +18,7 @@ from memhier.ann.multivector.storage.snapshot import ItemSnapshot
 from memhier.ann.multivector.trace import ItemTrace
 from memhier.ann.zoom.arguments import SearchOptions
 from memhier.ann.zoom.search.fields import FieldReader, chosen_fields
+from memhier.ann.zoom.search.grouped import QueryGroup
 from memhier.ann.zoom.search.searcher import Turns
 from memhier.ann.zoom.storage.ids import Sightings
 from memhier.io.reader import Reader
@@ -27,6 +28,7 @@ __all__ = ["ItemSearcher"]
 TARGET = 0.99
 
 Floats: TypeAlias = npt.NDArray[np.float32]
+Asked: TypeAlias = tuple[npt.NDArray[np.int64], SearchOptions]  # numbers of queries, and the options of their search
 Watch: TypeAlias = Callable[[ItemSnapshot, Sequence[Floats], SearchOptions, Floats], None]
 
 
@@ -67,13 +69,25 @@ class ItemSearcher:
         self._reader, self._warnings = reader, RecallWarnings()
         self.watch: Watch | None = None
 
-    def search(self, queries: Sequence[Floats], options: SearchOptions) -> ItemResult:
-        """Return the best items of queries ``[v, d]``; see :meth:`memhier.ann.MultiVectorIndex.search`."""
+    def search(
+        self, queries: Sequence[Floats], options: SearchOptions, groups: Sequence[QueryGroup] | None = None
+    ) -> ItemResult:
+        """Return the best items of queries ``[v, d]``; see :meth:`memhier.ann.MultiVectorIndex.search`.
+
+        With `groups`, each query finds items of its own group; their filters and lists stand for those of the options.
+        """
+        each = [(np.arange(len(queries)), options)]
+        if groups is not None:
+            each = [
+                (group.rows, replace(options, where=group.where, allow=group.allow, deny=group.deny))
+                for group in groups
+            ]
         with self.turns.next():
             state = self.state
-            result = self._search(state, queries, options, None)
+            result = self._search(state, queries, each, None)
         if (watch := self.watch) is not None:
-            watch(state, queries, options, -result.scores)
+            for rows, asked in each:
+                watch(state, [queries[row] for row in rows.tolist()], asked, -result.scores[rows])
         return result
 
     def nearest_exactly(self, state: ItemSnapshot, query: Floats, k: int, where: str | None) -> Floats:
@@ -87,14 +101,15 @@ class ItemSearcher:
         with self.turns.next():
             state = self.state
             trace = ItemTrace(int(state.bases[-1]))
-            return explain(state, self._search(state, [query], options, trace), trace)
+            return explain(state, self._search(state, [query], [(np.arange(1), options)], trace), trace)
 
     def _search(
-        self, state: ItemSnapshot, queries: Sequence[Floats], options: SearchOptions, trace: ItemTrace | None
+        self, state: ItemSnapshot, queries: Sequence[Floats], each: Sequence[Asked], trace: ItemTrace | None
     ) -> ItemResult:
+        options = each[0][1]
         k, limits = int(options.k), read_limits(options.max_reads, options.deadline_ms)
         names = chosen_fields(state, options.fields)
-        found = self._best(state, queries, options, limits, trace)
+        found = self._best(state, queries, each, limits, trace)
         ids = np.full((len(queries), k), -1, np.int64)
         scores = np.full((len(queries), k), -np.inf, np.float32)
         sightings = Sightings(state.parts, state.fresh)
@@ -107,32 +122,36 @@ class ItemSearcher:
         if state.id_kind == "str":
             named = sightings.named(ids, payload)
         stats: dict[str, Any] = {"queries": len(queries)} | found.tally
-        stats |= {"stopped": found.stopped, "calibrated": found.exact or not options.filtered}
+        filtered = any(asked.filtered for _, asked in each)
+        stats |= {"stopped": found.stopped, "calibrated": found.exact or not filtered}
         stats["recall"] = self._kept(options, limits, stats, exact=found.exact)
         stats["escalated"] = "exact" if found.tally["escalated"] else "no"
         stats |= {f"payload_{name}": int(payload[name][0]) for name in ("reads", "pages", "bytes")}
         return ItemResult(named, scores, stats, columns)
 
     def _best(
-        self, state: ItemSnapshot, queries: Sequence[Floats], options: SearchOptions, limits: ReadLimits,
+        self, state: ItemSnapshot, queries: Sequence[Floats], each: Sequence[Asked], limits: ReadLimits,
         trace: ItemTrace | None,
     ) -> _Found:  # fmt: skip
         """Return the best items of each query; ``escalated`` counts the queries that were compared with all."""
-        started, every = time.monotonic(), list[Best]()
-        tally, stopped, exact = dict.fromkeys(TALLY, 0), list[str](), True
-        allowed = Allowed.of(state, options.where, options.allow, options.deny)
-        recall = TARGET if options.recall is None else float(options.recall)
-        for query in queries:
-            effort = state.calibration.effort(recall, len(query))
-            allowance = None if limits is NO_LIMITS else Allowance(limits, started)
-            search = ItemSearch(state, self._reader, query, int(options.k), allowed, allowance=allowance, trace=trace)
-            best, work = search.run(effort)
-            work["escalated"] |= effort is None
-            exact = exact and effort is None
-            tally = {name: tally[name] + work[name] for name in TALLY}
-            every.append(best)
-            stopped.append(search.stopped)
-        return _Found(every, tally, stopped[0] if stopped else "all_read", exact)
+        started, every = time.monotonic(), dict[int, Best]()
+        tally, stopped, exact = dict.fromkeys(TALLY, 0), "all_read", True
+        for rows, options in each:
+            allowed = Allowed.of(state, options.where, options.allow, options.deny)
+            recall = TARGET if options.recall is None else float(options.recall)
+            for row in rows.tolist():
+                query = queries[row]
+                effort = state.calibration.effort(recall, len(query))
+                allowance = None if limits is NO_LIMITS else Allowance(limits, started)
+                search = ItemSearch(
+                    state, self._reader, query, int(options.k), allowed, allowance=allowance, trace=trace
+                )
+                every[row], work = search.run(effort)
+                work["escalated"] |= effort is None
+                exact = exact and effort is None
+                tally = {name: tally[name] + work[name] for name in TALLY}
+                stopped = stopped if row else search.stopped
+        return _Found([every[row] for row in range(len(queries))], tally, stopped, exact)
 
     def _kept(self, options: SearchOptions, limits: ReadLimits, stats: dict[str, Any], *, exact: bool) -> float:
         """Return the recall that a search keeps; warn where limits make it less than asked for."""
