@@ -17,11 +17,13 @@ from memhier.ann.zoom.filters.columns import BLOCK_ROWS, DTYPES, AnyColumn, Chai
 from memhier.ann.zoom.filters.conditions import (
     AttributeType,
     ColumnWords,
+    Contains,
     Expression,
     Leaf,
     Pair,
     check_name,
     check_types,
+    conjuncts,
     is_list,
     item_type,
     leaves,
@@ -52,6 +54,7 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 
 WORKSPACE_BYTES = 4 << 20
 COLUMN_BYTES = 512
+_ASKED_TOGETHER = 2  # items of a filter that is evaluated with others: as many bitmaps
 _WORD_BYTES = 24  # of a word that is numbered anew
 
 
@@ -285,6 +288,46 @@ class Attributes:
             if cache is not None and (not is_fast or cache.asked_again(key)):
                 cache.put(key, found)
         return found
+
+    def bitmaps(self, expressions: Sequence[Expression]) -> list[Words]:
+        """Return the rows for which each of some filters is true, whose types are checked; see :meth:`bitmap`.
+
+        Filters that ask for items of one list read its postings together; each takes up to two bitmaps.
+        """
+        found: dict[int, Words] = {}
+        together: dict[str, list[int]] = {}
+        for number, expression in enumerate(expressions):
+            key = self._owner, expression
+            if (known := None if self._cache is None else self._cache.get(key)) is not None:
+                found[number] = known
+            elif (name := self._asks_items_of(expression)) is not None and not (
+                self._cache is not None and self._cache.asked_again(key)
+            ):
+                together.setdefault(name, []).append(number)
+            else:
+                found[number] = self.bitmap(expression)
+        for name, numbers in together.items():
+            column = self._columns[name]
+            assert isinstance(column, StoredListColumn)
+            assert column.postings is not None
+            groups = [[leaf.values for leaf in leaves(expressions[each]) if isinstance(leaf, Contains)]
+                      for each in numbers]  # fmt: skip
+            rows = column.holding(0, self._count, groups, self._directory(name, column.postings))
+            found.update(zip(numbers, rows, strict=True))
+        return [found[number] for number in range(len(expressions))]
+
+    def _asks_items_of(self, expression: Expression) -> str | None:
+        """Return the list of numbers of which a filter asks for one or two items; None where it asks otherwise."""
+        every = conjuncts(expression)
+        first = every[0]
+        if len(every) > _ASKED_TOGETHER or not isinstance(first, Contains):
+            return None
+        if not all(isinstance(each, Contains) and each.name == first.name for each in every):
+            return None
+        column = self._columns.get(first.name)
+        is_posted = isinstance(column, StoredListColumn) and column.postings is not None
+        numbers = self._schema[first.name] in ("list[int64]", "list[float64]", "list[bool]")
+        return first.name if is_posted and numbers else None
 
     def take(self, rows: npt.ArrayLike, names: Sequence[str] | None = None) -> dict[str, npt.NDArray[Any]]:
         """Return attributes of rows; one submission reads the values of all columns, another the words of text.

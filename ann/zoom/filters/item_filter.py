@@ -108,7 +108,7 @@ class ItemFilter:
         posted = self._columns.get(name)
         if posted is None:
             return np.zeros(word_count(count), np.uint64)
-        rows = posted.column.holding(start, count, groups, posted.directory)
+        rows: Words = posted.column.holding(start, count, [groups], posted.directory)[0]
         if wanted:
             return rows  # postings have no row that is null
         np.bitwise_xor(rows, _every(count), out=rows)

@@ -29,6 +29,7 @@ from memhier.store.store import Staging, Store, Transaction
 __all__ = ["BLOCK_ITEMS", "LOOK_UP_BYTES", "POSTED_BYTES", "POSTINGS", "Postings", "write_postings"]
 
 Ints: TypeAlias = npt.NDArray[np.int64]
+Groups: TypeAlias = Sequence[npt.NDArray[Any]]
 Runs: TypeAlias = tuple[Ints, Ints, Ints]
 """Runs of rows of an item in a block: where each begins in the segment, its rows, and the block's first row."""
 
@@ -139,14 +140,14 @@ class Postings:
         heads = self._reader.read(self._handle, [heads_at], 8 * pages)[0] if pages else np.empty(0, np.uint8)
         return np.concatenate([blocks.view(np.uint64), heads.view(np.uint64)])
 
-    def holding(self, start: int, count: int, groups: Sequence[npt.NDArray[Any]], directory: Words) -> Words:
-        """Return which of neighbouring rows hold one of the items of every group, a bit for each.
+    def holding(self, start: int, count: int, filters: Sequence[Groups], directory: Words) -> Words:
+        """Return for each filter which of neighbouring rows hold one of the items of every group, a bit for each.
 
         The items of a group ascend and differ. `directory` is that of :meth:`directory`; `start` is a multiple of 64.
-        It takes `LOOK_UP_BYTES` of DRAM, and as many bits as are returned for each group but the first.
+        It takes `LOOK_UP_BYTES` of DRAM, and as many bits as are returned of a filter for each further group of one.
         """
-        found = np.zeros(word_count(count), np.uint64)
-        if not self._count or not all(map(len, groups)):
+        found = np.zeros((len(filters), word_count(count)), np.uint64)
+        if not self._count:
             return found
         blocks, heads = directory[: 3 * self._count].view(_BLOCK), directory[3 * self._count :].view(self.dtype)
         core, compiled = backend.core, self._reader.compiled
@@ -154,18 +155,19 @@ class Postings:
             for first in range(start, start + count, _SPAN):
                 some = min(_SPAN, start + count - first)
                 at = (first - start) // 64
-                each = [self._flags(first, some, items, blocks, heads) for items in groups]
-                found[at : at + word_count(some)] = np.bitwise_and.reduce(each)
+                for words, groups in zip(found, filters, strict=True):
+                    each = [self._flags(first, some, items, blocks, heads) for items in groups]
+                    words[at : at + word_count(some)] = np.bitwise_and.reduce(each)
             return found
+        every = [items for groups in filters for items in groups]
         request = core.PostingRequest(
             file=self._handle, end=self._end, blocks=blocks, heads=heads,
-            items=groups[0] if len(groups) == 1 else np.concatenate(groups),
-            ends=np.array(list(itertools.accumulate(map(len, groups))), np.int64),
+            items=every[0] if len(every) == 1 else np.concatenate(every), ends=_ends(every), filters=_ends(filters),
             floats=self.dtype.kind == "f", start=start,
         )  # fmt: skip
-        self._reader.run(partial(compiled.mark_rows, request=request, words=found))
+        self._reader.run(partial(compiled.mark_rows, request=request, words=found.reshape(-1)))
         if count % 64:  # which no right file tells of
-            found[-1] &= np.uint64((1 << count % 64) - 1)
+            found[:, -1] &= np.uint64((1 << count % 64) - 1)
         return found
 
     def _flags(
@@ -270,6 +272,11 @@ def _in_reads(runs: Runs, start: int, count: int, most: int) -> Iterator[Runs]:
     borders = np.flatnonzero(np.diff(np.cumsum(lengths) // most)) + 1
     for low, high in itertools.pairwise([0, *borders.tolist(), len(lengths)]):
         yield firsts[low:high], lengths[low:high], base[low:high]
+
+
+def _ends(lengths: Sequence[Sequence[Any] | npt.NDArray[Any]]) -> Ints:
+    """Return the sum of the lengths up to each."""
+    return np.array([*itertools.accumulate(map(len, lengths))], np.int64)
 
 
 def _record(floats: bool) -> np.dtype[Any]:

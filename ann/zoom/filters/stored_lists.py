@@ -113,16 +113,19 @@ class StoredListColumn:
         """Return the lists of neighbouring rows, of which only the items are asked for, found by :attr:`postings`."""
 
         def holding(values: tuple[Value, ...]) -> npt.NDArray[np.bool_]:
-            return unpack(self.holding(start, count, [values], directory), count)
+            return unpack(self.holding(start, count, [[values]], directory)[0], count)
 
         bits = self.nulls(start, count)
         nulls = None if bits is None else unpack(bits, count)
         return ListCells(np.empty(0, np.int64), nulls, lambda: iter(()), holding)
 
-    def holding(self, start: int, count: int, groups: Sequence[tuple[Value, ...]], directory: Words) -> Words:
-        """Return which of neighbouring rows hold one value of every group, found by :attr:`postings`; see there."""
+    def holding(
+        self, start: int, count: int, filters: Sequence[Sequence[tuple[Value, ...]]], directory: Words
+    ) -> Words:
+        """Return for each filter which of neighbouring rows hold one value of every group; see :attr:`postings`."""
         assert self.postings is not None
-        points = [points_of(values, self.postings.dtype) for values in groups]
+        dtype = self.postings.dtype
+        points = [[points_of(values, dtype) for values in groups] for groups in filters]
         return self.postings.holding(start, count, points, directory)
 
     def nulls(self, start: int, count: int) -> Words | None:

@@ -55,7 +55,7 @@ def search_range(search: Search, queries: Floats, radii: Floats, effort: Effort)
     """Return the vectors within `radii`, in the metric's unit ``[q]``, of queries float32 ``[q, d]``."""
     snapshot = search.snapshot
     each = _LIMIT * CANDIDATE_BYTES + 16 * snapshot.space.padded + _LIST_BYTES * snapshot.preview.lists
-    step = max(1, snapshot.scan_bytes // each)
+    step = max(1, search.scan_bytes // each)
     results = []
     for start in range(0, len(queries), step):
         check_interrupt()

@@ -1,5 +1,6 @@
 """The way of a search: from queries to lists, to candidates with bounds, to rounds of reads, to ids."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, Self, TypeAlias
@@ -10,7 +11,8 @@ import numpy.typing as npt
 from memhier import backend
 from memhier.ann.limits import NO_LIMITS, ReadLimits
 from memhier.ann.zoom.calibration.needs import USUAL_MOST
-from memhier.ann.zoom.filters.where import evaluate, parse_for
+from memhier.ann.zoom.filters.bitmaps import Words
+from memhier.ann.zoom.filters.where import Expression, evaluate, parse_for
 from memhier.ann.zoom.ids.collection import collected
 from memhier.ann.zoom.preview.preview import Effort
 from memhier.ann.zoom.preview.routing.router import WIDER
@@ -60,8 +62,13 @@ class Selection:
     left: int | None = None
 
     @classmethod
-    def of(cls, snapshot: IndexSnapshot, where: str | None, allow: object = None, deny: object = None) -> Self:
+    def of(
+        cls, snapshot: IndexSnapshot, where: str | Expression | None, allow: object = None, deny: object = None,
+        selected: Sequence[Words] | None = None,
+    ) -> Self:  # fmt: skip
         """Return the vectors that fulfil a filter, have one of the ids `allow` and none of `deny`; None is no limit.
+
+        `selected` are the rows of each part that fulfil the filter, which is parsed, where they are known.
 
         Raises
         ------
@@ -72,7 +79,7 @@ class Selection:
             return cls(snapshot.findable)
         if snapshot.preview.coding == "pq":
             raise ValueError("an index with preview='pq' cannot be filtered: build with preview='rabitq'")
-        expression = None if where is None else parse_for(where, snapshot.schema)
+        expression = parse_for(where, snapshot.schema) if isinstance(where, str) else where
         fresh = None
         if waiting := len(snapshot.fresh.ids):
             fresh = np.ones(waiting, np.bool_)
@@ -83,7 +90,7 @@ class Selection:
             fresh &= np.isin(np.arange(waiting), allowed.fresh)
         if fresh is not None and denied is not None:
             fresh &= ~np.isin(np.arange(waiting), denied.fresh)
-        rows = findable(snapshot.parts, expression, _on_disk(allowed), _on_disk(denied))
+        rows = findable(snapshot.parts, expression, _on_disk(allowed), _on_disk(denied), selected)
         every = snapshot.findable.total
         return cls(rows, fresh, rows.total / every if every else 1.0, rows.total if rows.total < every else None)
 
@@ -168,9 +175,13 @@ class Search:
         Whether the call notes where it finds vectors, to read the strings that are their ids.
     trace
         Takes down the decisions of a call of one query; None where nothing asks.
+    aside
+        DRAM that other searches of the call take, out of that for candidates.
 
     Attributes
     ----------
+    scan_bytes
+        DRAM for the candidates of queries that are searched together.
     tally
         `memhier.io.read_arguments.READ_TALLY` ``[1]``.
     sightings
@@ -187,11 +198,13 @@ class Search:
         *,
         named: bool = False,
         trace: Trace | None = None,
+        aside: int = 0,
     ) -> None:
         self.snapshot: IndexSnapshot = snapshot
         self.reader: Reader = reader
         self.selection: Selection = selection
         self.trace: Trace | None = trace
+        self.scan_bytes: int = snapshot.scan_bytes - aside
         self.tally: npt.NDArray[np.void] = np.zeros(1, READ_TALLY)
         self.sightings: Sightings | None = Sightings(snapshot.parts, snapshot.fresh) if named else None
         self.workspace: npt.NDArray[np.uint8] | None = (
@@ -312,7 +325,7 @@ class Search:
 
     def candidate_limits(self, k: int, effort: Effort) -> tuple[int, int]:
         """Return how many candidates of a query are kept at first, and of one that has more."""
-        most = candidate_limit(k, effort, self.snapshot.scan_bytes)
+        most = candidate_limit(k, effort, self.scan_bytes)
         return min(most, max(4 * k, 2 * effort.usual, _LIMIT_FEW)) if effort.loss else most, most
 
     def _find_in_steps(
@@ -353,7 +366,7 @@ class Search:
 
     def queries_together(self, effort: Effort, limit: int) -> int:
         """Return how many queries with so many candidates each are searched together."""
-        return max(1, self.snapshot.scan_bytes // self.query_bytes(effort, limit))
+        return max(1, self.scan_bytes // self.query_bytes(effort, limit))
 
     def query_bytes(self, effort: Effort, limit: int) -> int:
         """Return the DRAM of a query with so many candidates."""
@@ -444,7 +457,7 @@ class Search:
             short = np.flatnonzero(is_open)
         while wider.nprobe < lists and len(short):
             wider = replace(wider, nprobe=min(WIDER * wider.nprobe, lists))
-            step = max(1, snapshot.scan_bytes // (wider.nprobe * _PROBE_BYTES))
+            step = max(1, self.scan_bytes // (wider.nprobe * _PROBE_BYTES))
             left = []
             for start in range(0, len(short), step):
                 some = short[start : start + step]

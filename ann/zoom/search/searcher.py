@@ -24,7 +24,7 @@ from memhier.ann.zoom.search.planning import Plan, plan_search
 from memhier.ann.zoom.search.range_search import WITHIN_TALLY, Within, all_nearest, range_effort, search_range
 from memhier.ann.zoom.search.results import Chosen, RangeResult, SearchResult
 from memhier.ann.zoom.search.search import Found, Search, Selection
-from memhier.ann.zoom.search.together import Planned, Room, find_together
+from memhier.ann.zoom.search.together import Planned, find_together, selections
 from memhier.ann.zoom.search.trace import Trace
 from memhier.ann.zoom.storage.layout import filters_bytes
 from memhier.ann.zoom.storage.snapshot import IndexSnapshot
@@ -119,23 +119,23 @@ class Searcher:
         results = list[SearchResult]()
         with self._turns.next():
             state = self.state
-            waiting, room = list[Planned](), self._room(state)
-            for group in groups:
-                check_interrupt()
-                if ms is not None:  # the rest of the time, which is none where it is over
-                    options = replace(options, deadline_ms=max(1e-6, ms - 1e3 * (time.monotonic() - started)))
-                near = None if radius is None else radius[group.rows]
-                selection = Selection.of(state, group.where, group.allow, group.deny)
-                planned = self._planned(queries[group.rows], options, state, selection, near)
-                if ms is not None:
-                    results.append(self._finished(planned, planned.nearest()))
-                    continue
-                if not room.take(planned):
-                    results += self._found_together(waiting)
-                    waiting, room = [], self._room(state)
-                    room.take(planned)
-                waiting.append(planned)
-            results += self._found_together(waiting)
+            for some in selections(state, groups):
+                waiting, taken = list[Planned](), 0
+                for group, selection in some:
+                    check_interrupt()
+                    if ms is not None:  # the rest of the time, which is none where it is over
+                        options = replace(options, deadline_ms=max(1e-6, ms - 1e3 * (time.monotonic() - started)))
+                    near, several = None if radius is None else radius[group.rows], len(some) > 1
+                    planned = self._planned(queries[group.rows], options, state, selection, near, aside=several)
+                    if waiting and taken + planned.scan_bytes > planned.search.scan_bytes:
+                        results += self._found_together(waiting)
+                        waiting, taken = [], 0
+                    waiting.append(planned)
+                    taken += planned.scan_bytes
+                    if ms is not None:
+                        results += self._found_together(waiting)
+                        waiting = []
+                results += self._found_together(waiting)
         if (watch := self.watch) is not None:
             for group, result in zip(groups, results, strict=True):
                 near = None if radius is None else radius[group.rows]
@@ -176,15 +176,12 @@ class Searcher:
         planned = self._planned(queries, options, state, selection, radius, trace)
         return planned.search, planned.plan, self._finished(planned, planned.nearest(), chosen)
 
-    def _room(self, state: IndexSnapshot) -> Room:
-        return Room(state.scan_bytes, filters_bytes(state.scan_bytes), state.bitmap_bytes)
-
     def _found_together(self, every: Sequence[Planned]) -> list[SearchResult]:
         return [self._finished(each, found) for each, found in zip(every, find_together(every), strict=True)]
 
     def _planned(
         self, queries: Floats, options: SearchOptions, state: IndexSnapshot, selection: Selection,
-        radius: Floats | None, trace: Trace | None = None,
+        radius: Floats | None, trace: Trace | None = None, *, aside: bool = False,
     ) -> Planned:  # fmt: skip
         limits = read_limits(options.max_reads, options.deadline_ms)
         count, named = state.count, state.fresh.texts is not None
@@ -192,7 +189,8 @@ class Searcher:
         wanted = chosen_fields(state, options.fields) if options.fields else ()
         plan = plan_search(state, k, count, options, selection)
         noted = named or bool(wanted) or trace is not None
-        search = Search(state, self._reader, selection, named=noted, trace=trace)
+        held = filters_bytes(state.scan_bytes) if aside else 0
+        search = Search(state, self._reader, selection, named=noted, trace=trace, aside=held)
         return Planned(search, plan, queries, k, options, limits, radius, wanted)
 
     def _finished(self, planned: Planned, found: Found, chosen: Chosen | None = None) -> SearchResult:

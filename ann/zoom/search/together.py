@@ -1,6 +1,6 @@
 """Searches of one call that are made together: each with a filter of its own, in one call of the native core."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -9,10 +9,15 @@ import numpy.typing as npt
 
 from memhier.ann.limits import ReadLimits
 from memhier.ann.zoom.arguments import SearchOptions
+from memhier.ann.zoom.filters.bitmaps import Words
+from memhier.ann.zoom.filters.where import parse_for
+from memhier.ann.zoom.search.grouped import QueryGroup
 from memhier.ann.zoom.search.planning import Plan
-from memhier.ann.zoom.search.search import Found, Search, first_round
+from memhier.ann.zoom.search.search import Found, Search, Selection, first_round
+from memhier.ann.zoom.storage.layout import filters_bytes
+from memhier.ann.zoom.storage.snapshot import IndexSnapshot
 
-__all__ = ["Planned", "Room", "find_together"]
+__all__ = ["Planned", "find_together", "selections"]
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 
@@ -46,37 +51,34 @@ class Planned:
     radius: Floats | None
     wanted: Sequence[str]
 
+    @property
+    def scan_bytes(self) -> int:
+        """DRAM for candidates at first."""
+        search, effort = self.search, self.plan.effort
+        return len(self.queries) * search.query_bytes(effort, search.candidate_limits(self.k, effort)[0])
+
     def nearest(self) -> Found:
         """Return the nearest of each query."""
         return self.search.nearest(self.queries, self.k, self.plan.effort, self.limits, self.radius)
 
 
-class Room:
-    """The DRAM of a search, as searches that are made together share it.
-
-    Parameters
-    ----------
-    scan_bytes, filter_bytes
-        DRAM for candidates, and for the filters beyond the first.
-    bitmap_bytes
-        DRAM of one filter.
-    """
-
-    def __init__(self, scan_bytes: int, filter_bytes: int, bitmap_bytes: int) -> None:
-        self._scan, self._filters, self._bitmap = scan_bytes, filter_bytes, bitmap_bytes
-        self._taken = self._filters_taken = 0
-
-    def take(self, planned: Planned) -> bool:
-        """Return whether one more search fits beside those before, and count it if it does."""
-        few = planned.search.candidate_limits(planned.k, planned.plan.effort)[0]
-        each = len(planned.queries) * planned.search.query_bytes(planned.plan.effort, few)
-        first = not self._taken
-        filters = self._filters_taken + 2 * self._bitmap  # with that of a search that is planned, and does not fit
-        if not first and (self._taken + each > self._scan or filters > self._filters):
-            return False
-        self._taken += each
-        self._filters_taken += 0 if first else self._bitmap
-        return True
+def selections(snapshot: IndexSnapshot, groups: Sequence[QueryGroup]) -> Iterator[list[tuple[QueryGroup, Selection]]]:
+    """Yield groups with the vectors that each may find: as many at a time as there is room for their filters."""
+    room = filters_bytes(snapshot.scan_bytes)
+    step = max(1, room // max(1, snapshot.bitmap_bytes)) if snapshot.preview.coding == "rabitq" else 1
+    for start in range(0, len(groups), step):
+        some = groups[start : start + step]
+        parsed = [None if each.where is None else parse_for(each.where, snapshot.schema) for each in some]
+        selected = dict[int, list[Words]]()
+        filtered = [number for number, each in enumerate(parsed) if each is not None]
+        expressions = [each for each in parsed if each is not None]
+        if len(filtered) > 1 and all(part.attributes is not None for part in snapshot.parts):
+            of_parts = [part.attributes.bitmaps(expressions) for part in snapshot.parts if part.attributes is not None]
+            selected = {number: [each[row] for each in of_parts] for row, number in enumerate(filtered)}
+        yield [
+            (group, Selection.of(snapshot, where, group.allow, group.deny, selected.pop(number, None)))
+            for number, (group, where) in enumerate(zip(some, parsed, strict=True))
+        ]
 
 
 def find_together(every: Sequence[Planned]) -> list[Found]:

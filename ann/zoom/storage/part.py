@@ -143,17 +143,19 @@ class IndexPart:
         return np.bitwise_and(selected, self.alive, out=selected if selected.flags.writeable else None)
 
     def allowed(
-        self, expression: Expression | None, allow: Ints | None, deny: Ints | None
+        self, expression: Expression | None, allow: Ints | None, deny: Ints | None, selected: Words | None = None
     ) -> tuple[Words | None, Words | None, int]:
         """Return the rows that fulfil a filter, are among `allow`, not among `deny`, and were not removed.
 
         A bit for each row, read-only; None where these are all rows. The lists hold rows that were not removed. The
         second value has a bit for each inverted list that may hold one of the rows; None for all. The third is the
-        number of rows.
+        number of rows. `selected` are the rows that fulfil the filter, where they are known.
         """
-        bits = self.alive if expression is None else self._alive_of(self._selected(expression))
+        if selected is None and expression is not None:
+            selected = self._selected(expression)
+        bits = self.alive if selected is None else self._alive_of(selected)
         if allow is None and deny is None:
-            if bits is None or expression is None:
+            if bits is None or selected is None:
                 return bits, None, self.alive_count
             return bits, *runs_with(bits, self.arrays.starts)
         if allow is not None and bits is not None:
@@ -167,7 +169,7 @@ class IndexPart:
             np.bitwise_or.at(bits, allow >> 6, _masks(allow))
         if deny is not None:
             np.bitwise_and.at(bits, deny >> 6, ~_masks(deny))
-        if expression is None and allow is None:
+        if selected is None and allow is None:
             return bits, None, popcount(bits)
         return bits, *runs_with(bits, self.arrays.starts)
 
@@ -364,14 +366,20 @@ def findable(
     expression: Expression | None = None,
     allow: Ints | None = None,
     deny: Ints | None = None,
+    selected: Sequence[Words] | None = None,
 ) -> Findable:
-    """Return the rows that were not removed, that fulfil a filter, and that lists of positions allow."""
+    """Return the rows that were not removed, that fulfil a filter, and that lists of positions allow.
+
+    `selected` are the rows of each part that fulfil the filter, where they are known.
+    """
     coded: list[Any] = []
     rows, total = [], 0
     held: Words | None = None
     for number, part in enumerate(parts):
         arrays = part.arrays
-        allowed, runs, count = part.allowed(expression, _rows_in(number, allow), _rows_in(number, deny))
+        allowed, runs, count = part.allowed(
+            expression, _rows_in(number, allow), _rows_in(number, deny), None if selected is None else selected[number]
+        )
         coded.append(arrays.coded(allowed))
         rows.append(arrays.page_rows(part.file, number, allowed))
         total += count

@@ -540,6 +540,7 @@ class PostingRequest:
         heads: numpy.typing.NDArray[Any] | memoryview,
         items: numpy.typing.NDArray[Any] | memoryview,
         ends: numpy.typing.NDArray[numpy.int64],
+        filters: numpy.typing.NDArray[numpy.int64],
         floats: bool,
         start: int,
     ) -> None: ...

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <functional>
 #include <limits>
 #include <tuple>
 #include <variant>
@@ -133,7 +134,7 @@ struct PostingRequest {
   std::int64_t end;
   Array<const PostingBlock, 1> blocks;
   Array<const std::byte, 1> heads, items;
-  Array<const std::int64_t, 1> ends;
+  Array<const std::int64_t, 1> ends, filters;
   bool floats;
   std::int64_t start;
 
@@ -151,12 +152,18 @@ struct PostingRequest {
     require(ends.size() > 0 && ends[0] >= 0 && std::is_sorted(ends.data(), ends.data() + ends.size()) &&
                 ends[ends.size() - 1] == static_cast<std::int64_t>(items.bytes() / 8),
             "ends: ascending, to the number of items");
+    require(filters.size() > 0 && filters[0] >= 1 &&
+                std::adjacent_find(filters.data(), filters.data() + filters.size(), std::greater_equal{}) ==
+                    filters.data() + filters.size() &&
+                filters[filters.size() - 1] == static_cast<std::int64_t>(ends.size()),
+            "filters: of each a group or more, to the number of groups");
   }
   PostingSearch on(const Array<std::uint64_t, 1>& words) const {
     return {file,         end,
             {blocks.data(), blocks.size()},
             heads.data(), items.data(),
             {ends.data(), ends.size()},
+            {filters.data(), filters.size()},
             floats,       start,
             {words.data(), words.size()}};
   }
@@ -347,6 +354,7 @@ class PageReader {
   // Sets the bits of the rows that hold one of some items; see postings.hpp.
   std::optional<Description> mark_rows(const PostingRequest& of, const Array<std::uint64_t, 1>& words) {
     of.check();
+    require(words.size() % of.filters.size() == 0, "words: as many of each filter");
     make_pool_after_fork();
     const std::shared_ptr<const Table> table = table_;
     const std::shared_ptr<BufferPool> held = held_;
@@ -588,8 +596,10 @@ void register_reader(nb::module_& m) {
            nb::kw_only(), "ids"_a, "distances"_a, "files"_a, "offsets"_a, "tally"_a, "rounds"_a.none());
   nb::class_<PostingRequest>(m, "PostingRequest")
       .def(nb::init<std::int32_t, std::int64_t, Array<const PostingBlock, 1>, Array<const std::byte, 1>,
-                    Array<const std::byte, 1>, Array<const std::int64_t, 1>, bool, std::int64_t>(),
-           nb::kw_only(), "file"_a, "end"_a, "blocks"_a, "heads"_a, "items"_a, "ends"_a, "floats"_a, "start"_a);
+                    Array<const std::byte, 1>, Array<const std::int64_t, 1>, Array<const std::int64_t, 1>, bool,
+                    std::int64_t>(),
+           nb::kw_only(), "file"_a, "end"_a, "blocks"_a, "heads"_a, "items"_a, "ends"_a, "filters"_a, "floats"_a,
+           "start"_a);
   nb::class_<PageReader>(m, "PageReader")
       .def(nb::init<std::string, unsigned>(), nb::kw_only(), "engine"_a, "depth"_a)
       .def("add", &PageReader::add, nb::kw_only(), "fd"_a, "direct"_a, "drops_cache"_a, "length"_a,

@@ -45,6 +45,7 @@ struct RecordPage {
 // The items of a group, and the rows found that hold one of them.
 struct Group {
   std::size_t first, stop;  // among all items
+  std::size_t filter;
   std::span<std::uint64_t> words;
   bool is_there = false, has_pieces = false;
 };
@@ -53,12 +54,17 @@ template <class Item>
 class Marker {
  public:
   Marker(const PostingSearch& search, const ReadBatch& read)
-      : search_(search), read_(read), scratch_((search.ends.size() - 1) * search.words.size()) {
-    for (std::size_t i = 0; i < search.ends.size(); ++i) {
-      const auto first = static_cast<std::size_t>(i == 0 ? 0 : search.ends[i - 1]);
-      const std::span words(i == 0 ? search.words.data() : scratch_.data() + (i - 1) * search.words.size(),
-                            search.words.size());
-      groups_.push_back({first, static_cast<std::size_t>(search.ends[i]), words});
+      : search_(search), read_(read), width_(search.words.size() / search.filters.size()),
+        scratch_((search.ends.size() - search.filters.size()) * width_) {
+    std::uint64_t* beside = scratch_.data();
+    for (std::size_t filter = 0; filter < search.filters.size(); ++filter) {
+      for (const std::size_t first = groups_.size(); groups_.size() < group_end(filter);) {
+        const std::size_t i = groups_.size();
+        std::uint64_t* const words = i == first ? search.words.data() + filter * width_ : beside;
+        if (i != first) beside += width_;
+        const auto item = static_cast<std::size_t>(i == 0 ? 0 : search.ends[i - 1]);
+        groups_.push_back({item, static_cast<std::size_t>(search.ends[i]), filter, {words, width_}});
+      }
     }
   }
 
@@ -71,14 +77,9 @@ class Marker {
       heads += pages * static_cast<std::int64_t>(sizeof(Item));
     }
     if (!look_up()) return fault_;
-    if (std::all_of(groups_.begin(), groups_.end(), [](const Group& group) { return group.is_there; })) {
-      pass_over();
-      if (!mark()) return fault_;
-      meet();
-    } else {
-      std::fill(search_.words.begin(), search_.words.end(), 0);
-    }
-    return std::nullopt;
+    pass_over();
+    if (mark()) meet();
+    return fault_;
   }
 
  private:
@@ -86,7 +87,14 @@ class Marker {
 
   bool is_near(const PostingBlock& block) const {
     const std::int64_t away = block.first - search_.start;
-    return away > -kSpan && away < static_cast<std::int64_t>(64 * search_.words.size());
+    return away > -kSpan && away < static_cast<std::int64_t>(64 * width_);
+  }
+
+  // The groups of a filter: their end, and all of them.
+  std::size_t group_end(std::size_t filter) const { return static_cast<std::size_t>(search_.filters[filter]); }
+  std::span<const Group> groups_of(std::size_t filter) const {
+    const std::size_t first = filter == 0 ? 0 : group_end(filter - 1);
+    return std::span(groups_).subspan(first, group_end(filter) - first);
   }
 
   // Asks for the pages of records of a block that may have items of a group; false where a read fails.
@@ -186,15 +194,16 @@ class Marker {
     return true;
   }
 
-  // Leaves out the pieces that wait where groups whose rows are known hold none.
+  // Leaves out the pieces that wait where groups of the filter whose rows are known hold none.
   void pass_over() {
-    if (groups_.size() == 1) return;
     std::size_t kept = 0;
     for (std::size_t i = 0; i < pieces_.size(); ++i) {
+      const std::span<const Group> groups = groups_of(groups_[pieces_[i].group].filter);
       const auto holds = [&](const Group& group) {
-        return group.has_pieces || has_row(group.words, pieces_[i].first, pieces_[i].span());
+        return group.is_there &&
+               (group.has_pieces || has_row(group.words, pieces_[i].first, pieces_[i].span()));
       };
-      if (!std::all_of(groups_.begin(), groups_.end(), holds)) continue;
+      if (groups.size() > 1 && !std::all_of(groups.begin(), groups.end(), holds)) continue;
       pieces_[kept] = pieces_[i];
       offsets_[kept++] = offsets_[i];
     }
@@ -253,10 +262,13 @@ class Marker {
     return !fault_;
   }
 
-  // Leaves the rows that all groups hold.
+  // Leaves the rows that all groups of a filter hold.
   void meet() {
-    for (std::size_t group = 1; group < groups_.size(); ++group)
-      for (std::size_t i = 0; i < search_.words.size(); ++i) search_.words[i] &= groups_[group].words[i];
+    for (std::size_t filter = 0; filter < search_.filters.size(); ++filter) {
+      const std::span<const Group> groups = groups_of(filter);
+      for (const Group& group : groups.subspan(1))
+        for (std::size_t i = 0; i < width_; ++i) groups[0].words[i] &= group.words[i];
+    }
   }
 
   bool broken() {
@@ -267,6 +279,7 @@ class Marker {
   const PostingSearch& search_;
   const ReadBatch& read_;
   std::optional<Fault> fault_;
+  const std::size_t width_;  // words of a filter
   std::vector<std::uint64_t> scratch_;
   std::vector<Group> groups_;
   std::vector<RecordPage> pages_;

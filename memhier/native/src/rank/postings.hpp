@@ -19,7 +19,7 @@ struct PostingBlock {
 };
 static_assert(sizeof(PostingBlock) == 24);
 
-// What is looked for, and where: rows that hold one of the items of every group. Items are f64 or i64.
+// What is looked for, and where: for each filter, rows that hold one of the items of every group. Items are f64 or i64.
 struct PostingSearch {
   std::int32_t file;
   std::int64_t end;  // of the records and rows in the file
@@ -27,13 +27,14 @@ struct PostingSearch {
   const std::byte* heads;  // the item of every 256th record, block by block
   const std::byte* items;  // of each group different ones, ascending
   std::span<const std::int64_t> ends;  // of each group, the number of items up to its last
+  std::span<const std::int64_t> filters;  // of each filter, the number of groups up to its last
   bool floats;
   std::int64_t start;              // the first row that counts
-  std::span<std::uint64_t> words;  // a bit for each row from there on
+  std::span<std::uint64_t> words;  // of each filter, a bit for each row from there on
 };
 
-// Sets the bits of the rows that hold one of the items of every group, in words that are zero; each group but the first
-// takes as many words beside these. A fault without a source tells of places that cannot be.
+// Sets the bits of the rows that hold one of the items of every group, in words that are zero; each group of a filter but
+// the first takes as many words beside these. A fault without a source tells of places that cannot be.
 std::optional<Fault> mark_rows(const PostingSearch& search, const ReadBatch& read);
 
 }  // namespace memhier
