@@ -20,6 +20,7 @@ _SETTINGS: dict[str, Check] = {
     "k": integer(1, 2**31), "precision": real(0, 1), "preview_limit": _COUNT, "coarse_width": _COUNT,
     "survivors": _COUNT, "graph_ef": _COUNT, "graph_limit": _COUNT, "probes": _COUNT, "screen_probes": _COUNT,
     "screen_limit": _COUNT, "radius": real(0), "far_ef": _COUNT, "far_limit": _COUNT, "far_radius": real(0),
+    "proof_rows": _COUNT, "unproven": real(0, 1),
     "reached": mapping(real(0, 1)), "choices": sequence(row(integer(1), one_of(*WAYS)), 1),
 }  # fmt: skip
 

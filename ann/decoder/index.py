@@ -12,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from memhier.ann.decoder.allowed import Allowed, check_allowed
-from memhier.ann.decoder.answers import LogProb, Partition, TopK
+from memhier.ann.decoder.answers import LogProb, Partition, TopK, best_of
 from memhier.ann.decoder.calibration.audit import STATES_MOST, PrecisionAudit
 from memhier.ann.decoder.calibration.build import BuildOptions, build_codes, encode_again, warn_if_short
 from memhier.ann.decoder.calibration.calibrate import measure_choices
-from memhier.ann.decoder.calibration.cost import full_costs_less, listed_costs_less
+from memhier.ann.decoder.calibration.cost import full_costs_less, listed_costs_less, proof_costs_less
 from memhier.ann.decoder.calibration.familiar import Familiarity
 from memhier.ann.decoder.calibration.settings import HEAD, METHODS, WAYS, Choices, Method, Settings
 from memhier.ann.decoder.coding.codes import encode
@@ -24,7 +24,16 @@ from memhier.ann.decoder.engine.dram_engine import DramEngine
 from memhier.ann.decoder.engine.engine import CERTIFY_LIMIT, Engine, Walk
 from memhier.ann.decoder.engine.envelope import AS_IS, Doubles, Envelope, Shape
 from memhier.ann.decoder.engine.masked import full_among
-from memhier.ann.decoder.layer import Floats, OutputLayer, check_hidden, check_layer, logit_error
+from memhier.ann.decoder.layer import (
+    BIAS_ROUNDING,
+    ROUNDING,
+    Floats,
+    OutputLayer,
+    check_hidden,
+    check_layer,
+    logit_error,
+    norm_rounding,
+)
 from memhier.ann.decoder.stored import check_place, open_index, save_index
 from memhier.arguments import check_int
 from memhier.budget import parse_bytes
@@ -275,6 +284,35 @@ class LogitIndex:
         limit, width = self._settings.limit(k, self._words, HEAD), width or self._engine.codes.blocks.width
         return not full_costs_less(batch, self._words, self._dimension, width, limit, margin)
 
+    def proof_pays(self, batch: int) -> bool:
+        """Say if proofs cost less than the full product, by counts of the build; a method other than auto says yes."""
+        layer, settings = self._engine.layer, self._settings
+        if layer is None or self._method != "auto":
+            return True
+        row_bytes, width = layer.weight.itemsize * self._dimension, self._engine.codes.blocks.width
+        return proof_costs_less(batch, self.shape, row_bytes, width, settings.proof_rows, settings.unproven)
+
+    def proven_of(self, states: Floats, found: TopK, k: int) -> TopK:
+        """Return the k largest of a full product, proven where no rounding can bring another word among them.
+
+        Parameters
+        ----------
+        states
+            float32 ``[n, D]``.
+        found
+            The k + 1 largest, or all.
+        """
+        indices = np.ascontiguousarray(found.indices[:, :k])
+        exact = best_of(self._engine.logits_of(states, indices), indices, k)
+        layer, proven = self._engine.layer, np.ones(len(states), bool)
+        if found.values.shape[1] > k:
+            rounding = BIAS_ROUNDING + (ROUNDING[layer.dtype] if layer is not None else 0.0)
+            norms = np.linalg.norm(states.astype(np.float64), axis=1) * self.largest_norm
+            last, others = found.values[:, k - 1].astype(np.float64), found.values[:, k].astype(np.float64)
+            doubt = 2 * norm_rounding(self._dimension) * norms + rounding * (np.abs(last) + np.abs(others))
+            proven = last - others > doubt
+        return TopK(exact.values, exact.indices, proven)
+
     def topk(
         self,
         hidden: npt.ArrayLike,
@@ -303,7 +341,9 @@ class LogitIndex:
         certify
             Say of each state if its answer is proven; takes the preview with bounds instead of any other method.
         complete
-            With `certify`: answer states without a proof by the full product. `proven` stays False for these.
+            With `certify`: answer states without a proof by the full product; `proven` stays False for these. If the
+            full product of the whole batch costs less, by the counts of the build and with ``method="auto"``, it
+            answers, and proves all but ties within rounding.
         method
             Another way than the build's.
 
@@ -647,6 +687,8 @@ class LogitIndex:
         return self._engine.preview(states, k, settings.limit(k, self._words), settings.coarse(k), among)
 
     def _certified(self, states: Floats, k: int, complete: bool, among: Allowed | None) -> TopK:
+        if complete and among is None and not self.proof_pays(len(states)):
+            return self.proven_of(states, self._engine.full(states, min(k + 1, self._words)), k)
         found = self._engine.certify(states, k, self._settings.limit(k, self._words, CERTIFY_LIMIT), among)
         if complete:
             assert found.proven is not None

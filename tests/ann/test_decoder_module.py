@@ -15,7 +15,7 @@ torch.set_num_threads(1)
 
 from memhier import backend  # noqa: E402
 from memhier.ann import LogitIndex, SparseLogits, TopKSoftmax  # noqa: E402
-from memhier.ann.decoder.calibration.cost import full_costs_less  # noqa: E402
+from memhier.ann.decoder.calibration.cost import full_costs_less, proof_costs_less  # noqa: E402
 
 
 def make_head(words=600, dimension=24, *, bias=True, dtype=torch.float32):
@@ -430,3 +430,33 @@ def test_the_cheaper_way_follows_from_sizes_alone(words, dimension):
     assert sorted(pays, reverse=True) == pays, "the larger the batch, the less a scan pays"
     assert pays[0]
     assert full_costs_less(1, words, dimension, 64, words)
+
+
+@pytest.mark.parametrize("row_bytes", [2, 4])
+def test_proofs_pay_less_the_more_states_rows_and_failures(row_bytes):
+    shape = 50_000, 512
+    few, many = (proof_costs_less(1, shape, 512 * row_bytes, width, 64, 0.0) for width in (64, 8192))
+    assert few
+    assert not many
+    assert proof_costs_less(64, shape, 512 * row_bytes, 64, 64, 0.0)
+    assert not proof_costs_less(64, shape, 512 * row_bytes, 512, 2048, 0.0)
+    assert not proof_costs_less(1, shape, 512 * row_bytes, 64, 64, 1.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_certified_answers_of_a_full_product_are_exact_and_proven_but_for_ties(dtype):
+    head, hidden = make_head(dtype=dtype) if dtype != torch.float32 else make_head()
+    rows = head.weight.data
+    rows[7], head.bias.data[7] = rows[5], head.bias.data[5]
+    decoder = TopKSoftmax.from_linear(head, k=10)  # without contexts codes have all directions
+    assert not decoder.index.proof_pays(400)
+    states = torch.cat([hidden.float(), 5 * rows[5:6].float()])
+    values, words, proven = decoder.certified_topk(states, 1)
+    exact = states.double() @ rows.double().T + head.bias.double()
+    found = exact.gather(1, words)[:, 0]
+    torch.testing.assert_close(values[:, 0].double(), found, rtol=1e-5, atol=1e-5)
+    assert (found == exact.amax(1))[proven].all()
+    assert proven.float().mean() > (0.8 if dtype == torch.float32 else 0.4)
+    assert not proven[-1], "rows 5 and 7 are equal"
+    whole = decoder.index.topk(states.numpy(), 1, certify=True, complete=True)
+    assert (whole.indices[proven.numpy()] == words.numpy()[proven.numpy()]).all()

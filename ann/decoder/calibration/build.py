@@ -11,6 +11,7 @@ from memhier.ann.decoder.calibration.calibrate import (
     calibrate_coarse,
     calibrate_far,
     calibrate_preview,
+    calibrate_proof,
     calibrate_screen,
     calibrate_walk,
     hold_out,
@@ -73,6 +74,7 @@ def build_codes(
     held = HeldOut.of(layer, held_out, options.k)
     projection = fit_projection(layer, learned)
     codes, settings = _preview_codes(layer, projection, held, options)
+    settings = calibrate_proof(DramEngine(codes, layer), held, settings)
     settings = settings.with_(ranges=ranges_of(projection, contexts))
     if method in ("auto", "graph", "screen") and layer.shape[0] >= _GRAPH_LEAST:
         codes, settings = _add_graph(layer, codes, settings, learned, held, options)

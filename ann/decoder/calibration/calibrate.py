@@ -9,23 +9,25 @@ import numpy as np
 
 from memhier.ann.decoder.calibration.settings import FAR_PROBES, Choices, Method, Settings
 from memhier.ann.decoder.engine.dram_engine import DramEngine
-from memhier.ann.decoder.engine.engine import ALL_DIRECTIONS, Coarse, Effort, Walk
+from memhier.ann.decoder.engine.engine import ALL_DIRECTIONS, CERTIFY_LIMIT, Coarse, Effort, Walk
 from memhier.ann.decoder.layer import Floats, OutputLayer
 
 __all__ = [
-    "EFS", "INSIDE", "LIMITS", "HeldOut", "calibrate_coarse", "calibrate_far", "calibrate_preview", "calibrate_screen",
-    "calibrate_walk", "hold_out", "measure_choices", "scan_cost",
+    "EFS", "INSIDE", "LIMITS", "HeldOut", "calibrate_coarse", "calibrate_far", "calibrate_preview", "calibrate_proof",
+    "calibrate_screen", "calibrate_walk", "hold_out", "measure_choices", "scan_cost",
 ]  # fmt: skip
 
 LIMITS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 512)
 _PREVIEW_LEAST = 48  # candidates cost little beside the scan, and contexts of another domain need more
 EFS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 _BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-_LEADING = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-_SURVIVORS = (256, 512, 1024, 2048, 4096, 8192)
+_LEADING = (8, 16, 24, 32, 48, 64)
+_SURVIVORS = (256, 512, 1024, 2048, 4096)
 _NUMBERS = 8  # bytes of a row's offset and scale
 _LOOKED_AT = 3000  # bytes that a scan reads in the time of one row read alone
-_WORTH = 0.8  # a coarse scan costs at most this share of a scan of all directions
+_WORTH = 0.6  # a coarse scan costs at most this share of a scan of all directions
+_PROOFS = (64, 256, CERTIFY_LIMIT)  # candidates of a proof
+_PROVEN_HELD = 64  # contexts that measure proofs
 _COARSE_HELD = 256  # contexts that measure a coarse scan
 INSIDE = 0.98  # the share of the contexts that lie within the radius of a trusted walk
 _FAR_HELD = 256  # made-up contexts that measure a walk far out
@@ -116,6 +118,17 @@ def calibrate_preview(engine: DramEngine, held: HeldOut, settings: Settings, pre
         limits, lambda limit: held.precision(engine.preview(held.hidden, held.k, limit).values), precision
     )
     return settings.with_(preview_limit=limit, reached=settings.reached | {"preview": reached})
+
+
+def calibrate_proof(engine: DramEngine, held: HeldOut, settings: Settings) -> Settings:
+    """Return settings with the candidates that proofs take, up to the next of a few numbers, and how many fail."""
+    few, done, rows = held.hidden[:_PROVEN_HELD], 0, 0
+    for limit in _PROOFS:
+        proven = engine.certify(few, held.k, settings.limit(held.k, len(engine.codes.norms), limit)).proven
+        assert proven is not None
+        rows, done = rows + limit * max(0, int(proven.sum()) - done), max(done, int(proven.sum()))
+    left = len(few) - done
+    return settings.with_(proof_rows=(rows + left * _PROOFS[-1]) // len(few), unproven=left / len(few))
 
 
 def calibrate_coarse(engine: DramEngine, held: HeldOut, settings: Settings, precision: float) -> Settings:

@@ -3,9 +3,10 @@
 The constants are measured processor times, as the bytes that stream from memory in that time.
 """
 
-__all__ = ["full_costs_less", "listed_costs_less"]
+__all__ = ["full_costs_less", "listed_costs_less", "proof_costs_less"]
 
 _PER_PRODUCT = 0.19  # a multiplication of a matrix product whose rows are in the cache
+_PER_HALF_PRODUCT = 0.02  # the same of half precision
 _PER_LOGIT = 120  # selection, for each logit of a state
 _PER_ROW = 3000  # a row read alone, besides its bytes
 _PER_CODE = 0.8  # a byte of a code
@@ -26,7 +27,9 @@ def full_costs_less(states: int, words: int, dimension: int, width: int, rows: i
     margin
         Multiplies the cost of the scan.
     """
-    return _full_cost(states, words, dimension) < margin * _scan_cost(states, words, 4 * dimension, width, rows)
+    return _full_cost(states, words, dimension, 4 * dimension) < margin * _scan_cost(
+        states, words, 4 * dimension, width, rows
+    )
 
 
 def listed_costs_less(listed: int, states: int, words: int, row_bytes: int, width: int, rows: int) -> bool:
@@ -44,8 +47,29 @@ def listed_costs_less(listed: int, states: int, words: int, row_bytes: int, widt
     return listed * (_PER_ROW + row_bytes) < _scan_cost(states, words, row_bytes, width, rows)
 
 
-def _full_cost(states: int, words: int, dimension: int) -> float:
-    return 4 * words * dimension + states * words * (_PER_PRODUCT * dimension + _PER_LOGIT)
+def proof_costs_less(
+    states: int, shape: tuple[int, int], row_bytes: int, width: int, rows: int, unproven: float
+) -> bool:
+    """Say if a scan with bounds, and a full product of the states that it leaves, costs less than one of all states.
+
+    Parameters
+    ----------
+    states
+        Hidden states in the batch.
+    shape
+        Words and dimension of a layer in DRAM, whose rows have `row_bytes`.
+    width
+        Bytes of a row's code.
+    rows, unproven
+        Rows that a proof ranks exactly, in the mean, and the share of states without one.
+    """
+    left = _full_cost(unproven * states, *shape, row_bytes) if unproven else 0.0
+    return _scan_cost(states, shape[0], row_bytes, width, rows) + left < _full_cost(states, *shape, row_bytes)
+
+
+def _full_cost(states: float, words: int, dimension: int, row_bytes: int) -> float:
+    product = _PER_PRODUCT if row_bytes >= 4 * dimension else _PER_HALF_PRODUCT
+    return row_bytes * words + states * words * (product * dimension + _PER_LOGIT)
 
 
 def _scan_cost(states: int, words: int, row_bytes: int, width: int, rows: int) -> float:

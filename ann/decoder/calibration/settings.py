@@ -42,6 +42,8 @@ class Settings:
     far_ef, far_limit, far_radius
         Effort of the walk for far contexts, up to the squared distance of its measurement; the preview answers contexts
         further away. Zero if the preview answers all far contexts.
+    proof_rows, unproven
+        Candidates that a proof ranks exactly, in the mean, and the share of contexts without a proof.
     reached
         Precision on held-out contexts, by way: the lower of these two shares.
     choices
@@ -64,6 +66,8 @@ class Settings:
     far_ef: int = 0
     far_limit: int = 0
     far_radius: float = 0
+    proof_rows: int = 64
+    unproven: float = 0.0
     reached: dict[str, float] = field(default_factory=dict)
     choices: Choices = ((1, "preview"),)
     ranges: tuple[tuple[float, float], ...] = ()

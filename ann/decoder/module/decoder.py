@@ -199,15 +199,23 @@ class TopKSoftmax(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the result of :meth:`topk`, and bool ``[...]``: True for proven answers.
 
-        Answers without a proof come from the full product. Arguments as in :meth:`topk`.
+        Answers without a proof come from the full product, and all answers where that costs less, as
+        :meth:`LogitIndex.topk` says for `complete`. Arguments as in :meth:`topk`.
         """
-        words = _arrays_of(allowed)
+        states, words, index = _states(hidden), _arrays_of(allowed), self.index
         own = self._weight is None or words is not None
-        found = self.index.topk(_states(hidden), k, allowed=words, certify=True, complete=own)
+        whole = not own and not index.proof_pays(len(states))
+        if whole:
+            wanted = index.settings.k if k is None else check_int("k", k, 1, index.shape[0], "words")
+            check_finite(check_hidden("hidden", states, index.shape[1]))
+            exact = self._full(hidden.reshape(-1, hidden.shape[-1]), min(wanted + 1, index.shape[0]))
+            found = index.proven_of(states, TopK(exact[0].float().numpy(), exact[1].numpy()), wanted)
+        else:
+            found = index.topk(states, k, allowed=words, certify=True, complete=own)
         assert found.proven is not None
         values, indices = torch.from_numpy(found.values), torch.from_numpy(found.indices)
         open_ = torch.from_numpy(np.flatnonzero(~found.proven))
-        if len(open_) and not own:
+        if len(open_) and not own and not whole:
             exact = self._full(hidden.reshape(-1, hidden.shape[-1])[open_], values.shape[-1])
             values[open_], indices[open_] = exact[0].float(), exact[1]
         shape = (*hidden.shape[:-1], values.shape[-1])

@@ -201,13 +201,16 @@ def _given_contexts(path: Path, dimension: int) -> Floats:
 @click.option("--learned", default=4000, show_default=True, help="Contexts that the decoder is built from.")
 @click.option("--precision", default=0.999, show_default=True, help="Declared for the ten likeliest words.")
 @click.option("--rank", type=int, help="Directions of the decoder's codes; by default the build finds them.")
+@click.option(
+    "--method", type=click.Choice(["auto", "preview"]), default="auto", show_default=True, help="Of the build."
+)
 @click.option("--batch", "batches", type=int, multiple=True, default=(1, 4, 16, 64), show_default=True)
 @click.option("--rounds", default=40, show_default=True)
 @click.option("--peers/--no-peers", default=True, show_default=True, help="FlashHead, if installed.")
 @torch.no_grad()
 def main(
     weights: Path | None, tensor: str | None, contexts: Path | None, words: int, dimension: int, kind: str,
-    spectrum: str, learned: int, precision: float, rank: int | None, batches: tuple[int, ...], rounds: int,
+    spectrum: str, learned: int, precision: float, rank: int | None, method: str, batches: tuple[int, ...], rounds: int,
     peers: bool, scratch: Path,
 ) -> Outcome:  # fmt: skip
     """Compare the ways to the likeliest words of a language model's layer."""
@@ -222,7 +225,8 @@ def main(
         else _given_contexts(contexts, head.in_features)
     )
     asked = states[-min(ASKED, len(states) // 5) :]
-    decoder, ours, cost = ways_of_memhier(head, states[: -len(asked)], {"precision": precision, "rank": rank})
+    options = {"precision": precision, "rank": rank, "method": method}
+    decoder, ours, cost = ways_of_memhier(head, states[: -len(asked)], options)
     ways = [*full_products(head), *ours]
     truth = truth_of(head.weight, asked)
     single = [*ways, *(flash_head(head) if peers else ())]

@@ -212,9 +212,10 @@ void DecoderCore::look_at(const ExactArrays& arrays) {
 // so many rows, drawn ones too, need. Returns their size in bytes.
 std::size_t DecoderCore::keep(std::size_t count, std::size_t limit, std::size_t draws) {
   limit = std::min(limit, rows_);
-  std::size_t bytes = sizeof(Workspace) + Survivors::planned_bytes(limit) + Largest::planned_bytes(draws) +
-                      2 * std::max(limit, draws) * (2 * sizeof(Logit)) +  // they grow one by one
-                      2 * draws * (sizeof(Logit) + sizeof(std::uint32_t)) +
+  // Candidates of a scan grow one by one; an envelope has room for one state's at a time.
+  std::size_t bytes = sizeof(Workspace) + Survivors::planned_bytes(limit) +
+                      2 * std::max(2 * limit, draws) * sizeof(Logit) + draws * (sizeof(Logit) + sizeof(std::uint32_t)) +
+                      Largest::planned_bytes(std::max(limit, draws)) - Largest::planned_bytes(limit) +
                       BlockScan::kQueries * (CodedQuery::planned_bytes(projection_) + Largest::planned_bytes(limit));
   // Without all directions there are no bounds.
   if (blocks_.has_value() && projection_.turned >= projection_.dimension)
@@ -451,6 +452,7 @@ std::int64_t DecoderCore::envelope(const States& hidden, std::tuple<float, float
       space.envelopes[q].draw(uniforms.data() + at * draws, draws, space.order, space.drawn);
       // A row that is drawn several times is ranked once.
       space.candidates.clear();
+      space.candidates.reserve(draws);
       std::unique_copy(space.drawn.begin(), space.drawn.end(), std::back_inserter(space.candidates),
                        [](const Logit& a, const Logit& b) { return a.row == b.row; });
       score(one, space.candidates);

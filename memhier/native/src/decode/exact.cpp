@@ -26,6 +26,7 @@ float rank_candidates(const ExactRows& exact, const float* hidden, std::vector<L
                       bool by_bound, const Rounding& rounding, std::vector<Logit>& scored) {
   scored.clear();
   if (!by_bound) {
+    scored.reserve(candidates.size());
     for (std::size_t i = 0; i < candidates.size(); ++i) {
       if (i + kAhead < candidates.size()) prefetch(exact, candidates[i + kAhead].row);
       scored.push_back({exact.logit(hidden, candidates[i].row), candidates[i].estimate, candidates[i].row});

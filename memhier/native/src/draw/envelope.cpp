@@ -169,6 +169,7 @@ void Envelope::draw(const double* uniforms, std::size_t count, std::vector<std::
     return uniforms[a] != uniforms[b] ? uniforms[a] < uniforms[b] : a < b;
   });
   drawn.clear();
+  drawn.reserve(count);
   Chunk chunk;
   auto end = ends_.begin();
   for (const std::uint32_t place : order) {
