@@ -332,6 +332,7 @@ def _of_jagged(features: Any, names: Sequence[str]) -> list[Part]:
     if missing:
         raise ValueError(f"features: no {missing[0]!r}; there are {there}")
     offsets, values, weights = features.offsets().cpu(), features.values().cpu(), features.weights_or_none()
+    weights = None if weights is None else weights.cpu()
     samples = (len(offsets) - 1) // max(1, len(there))
     found = []
     for name in names:

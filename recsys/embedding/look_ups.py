@@ -29,6 +29,7 @@ from memhier.recsys.embedding.torch_internals import (
     when_pass_ends,
 )
 from memhier.shield import shielded
+from memhier.store.segments import FullError
 from memhier.table.loans import Ticket
 
 __all__ = ["FusedOptimizer", "LookUp", "LookUps", "Pending"]
@@ -253,6 +254,11 @@ class LookUps:
         """Apply all gradients that need not wait, those under way from other ranks included; let their rows go."""
         self.end_step()
 
+    def catch_up(self) -> None:
+        """Apply the update that was put off, if any, which lets its rows go."""
+        if self._put_off is not None:
+            self.apply()
+
     def apply(self) -> None:
         """Apply the gradients that wait, as those of one step."""
         if self._pending:
@@ -274,8 +280,7 @@ class LookUps:
     def _await_end(self) -> None:
         key = (threading.get_ident(), current_pass())
         if key not in self._passes:
-            if self._put_off is not None:
-                self.apply()  # of the pass before
+            self.catch_up()
             self._passes[key] = len(self._pending)
             when_pass_ends(partial(self._end_pass, key))
 
@@ -284,18 +289,29 @@ class LookUps:
         if self._passes or self._waiting:
             return
         if any(one.is_coming for one in self._pending):
-            # The caller may start the dense part's step meanwhile. The next use of the tables waits for them.
-            self._put_off = [dict(group) for group in self.optimizer.param_groups]
-            self._applied += 1
+            self._put_update_off()
         else:
             self.apply()
 
     @shielded
+    def _put_update_off(self) -> None:
+        """Let the caller start the dense part's step while gradients come; the next use of the tables waits."""
+        groups = [dict(group) for group in self.optimizer.param_groups]
+        try:
+            self.tables.rules.check(groups)
+        except BaseException:
+            self.drop()
+            raise
+        self._put_off = groups
+        self._applied += 1
+
+    @shielded
     @torch.no_grad()
     def _apply_pending(self) -> None:
-        groups = self.optimizer.param_groups if self._put_off is None else self._put_off
+        put_off = self._put_off
+        groups = self.optimizer.param_groups if put_off is None else put_off
         pending, self._pending = self._pending, []
-        applied = False
+        kept = self.update == "step"  # otherwise a backward pass that failed can be made again
         try:
             first = pending[0].gradient
             if len(pending) == 1 and isinstance(first, StepGradient):
@@ -307,16 +323,18 @@ class LookUps:
                     apply_sparse(self.tables, rows, gradients, groups, late)
                     late = list(self.tables.record.steps)
                     rows.release()
-            applied = True
+            kept = False
+        except FullError:
+            kept |= put_off is not None  # that pass has ended
+            raise
         finally:
-            if applied or (self.update == "backward" and self._put_off is None):
-                # A failed backward pass can be made again; one that has ended cannot.
+            if kept:
+                self._pending = pending
+            else:
+                self._put_off = None
                 for one in pending:
                     one.rows.release()
-            else:
-                self._pending = pending
-        self._applied += self._put_off is None
-        self._put_off = None
+        self._applied += put_off is None
 
     # The step of an optimizer.
 

@@ -266,7 +266,7 @@ class TableModule(Closing, nn.Module):
                 errors.append(f"{prefix}{name}: expected [{spec.rows}, {spec.dim}], got {list(value.shape)}")
             else:
                 for start in range(0, spec.rows, _BLOCK):
-                    some = value[start : start + _BLOCK].detach().to(torch.float32).numpy()
+                    some = value[start : start + _BLOCK].detach().to("cpu", torch.float32).numpy()
                     self.tables.write(table, np.arange(start, start + len(some)), some)
 
     def _weight_names(self) -> list[str]:

@@ -25,6 +25,7 @@ from memhier.recsys import (
     ShardedEmbeddingBagCollection,
     lookahead,
 )
+from memhier.store.segments import FullError
 from tests.recsys.fake_link import FakeLink, on_fake_device
 from tests.recsys.rules import RULES
 
@@ -140,6 +141,8 @@ def test_bits_and_copies(tmp_path: Path, case: str, update: Any, ahead: bool, ru
         link = on_fake_device(mine)
         expected = train(theirs, batch_of, loss_of, ahead=ahead)
         assert same(train(mine, batch_of, loss_of, ahead=ahead), expected)
+        if "any ids" not in case:
+            assert mine.stats() == theirs.stats()  # the same rows were read and evicted
         link.check_sources()
         assert link.under_way == 0
         assert (len(link.sent), len(link.fetched)) == (sends * STEPS, STEPS)
@@ -254,11 +257,11 @@ def test_a_full_disk_while_a_gradient_comes(tmp_path: Path, monkeypatch: pytest.
         of_one(module(matrix(0))).backward()
 
         def fail(*arguments: Any, **options: Any) -> Any:
-            raise OSError(28, "no space")
+            raise FullError(28, "no space")
 
         with monkeypatch.context() as broken:
             broken.setattr(module.tables, "changing", fail)
-            with pytest.raises(OSError, match="no space"):
+            with pytest.raises(FullError, match="no space"):
                 module(matrix(1))
         module(matrix(1))
         assert module.tables.record.steps == [1]
@@ -282,6 +285,44 @@ def test_two_passes_are_two_updates(tmp_path: Path) -> None:
             with pytest.raises(RuntimeError, match="have had 4 updates"):
                 module.optimizer.step()
     assert same(*found)
+
+
+def test_an_error_while_a_gradient_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is raised once; the update is lost, as that of a backward pass that fails."""
+    module, _ = started(tmp_path)
+    with module:
+        before = module.weights(torch.arange(ROWS))
+        of_one(module(matrix(0))).backward()
+
+        def fail(*arguments: Any, **options: Any) -> Any:
+            raise MemoryError("none left")
+
+        with monkeypatch.context() as broken:
+            broken.setattr(module.tables, "changing", fail)
+            with pytest.raises(MemoryError, match="none left"):
+                module.checkpoint()
+        assert module.checkpoint() == 1
+        assert torch.equal(module.weights(torch.arange(ROWS)), before)
+
+
+def test_hyperparameters_that_are_unfit(tmp_path: Path) -> None:
+    module, link = started(tmp_path)
+    with module:
+        before = module.weights(torch.arange(ROWS))
+        module.optimizer.param_groups[0]["momentum"] = 0.9  # rows have no room for it
+        with pytest.raises(ValueError, match="momentum"):
+            of_one(module(matrix(0))).backward()
+        assert torch.equal(module.weights(torch.arange(ROWS)), before)
+        module.optimizer.param_groups[0]["momentum"] = 0.0
+        of_one(module(matrix(0))).backward()
+        assert link.under_way
+        assert not torch.equal(module.weights(torch.arange(ROWS)), before)
+
+
+def test_scaled_losses_are_refused(tmp_path: Path) -> None:
+    module, _ = started(tmp_path)
+    with module, pytest.raises(RuntimeError, match="update='step'"):
+        torch.amp.GradScaler("cpu").scale(of_one(module(matrix(0))))
 
 
 def test_a_rate_that_changes_while_a_gradient_comes(tmp_path: Path) -> None:

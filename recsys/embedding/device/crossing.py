@@ -66,9 +66,8 @@ class _Over(torch.autograd.Function):
             refuse_graph(gradient)
         if not there:
             return None, *gradients
-        # The gradient of a plain sum is one number in every place.
-        flat = torch.cat([gradient.reshape(-1) for gradient in there]) if len(there) > 1 else there[0].reshape(-1)
-        flat = flat.contiguous()
+        # Always a new tensor: others may have the gradient as well, and change it amid the copy.
+        flat = torch.cat([gradient.reshape(-1) for gradient in there])
         whole = ctx.crossing.link.empty(len(flat))
         arrival = ctx.crossing.arrival = Arrival(ctx.crossing.link.fetch(flat, whole))
         if torch.is_anomaly_enabled():

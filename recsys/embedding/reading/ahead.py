@@ -295,6 +295,7 @@ class ReadAhead:
             if self._closed:
                 raise self._end()
             wait_for(self._changed, self._is_settled_locked)
+        self._modules.catch_up()
         self._let_go()
         if self._blocked or not self._fetched:
             # The next batch is fetched while no other rows have to stay.

@@ -45,6 +45,9 @@ class _Planned(Protocol):
     def settle(self) -> None:
         """Let the rows of gradients go that need not wait."""
 
+    def catch_up(self) -> None:
+        """Apply the update that was put off, if any, which lets its rows go."""
+
     def plan(self, ids: Any, rows: StepRows, ticket: Ticket | None) -> None:
         """Load the rows of a batch that is handed out."""
 
@@ -175,6 +178,11 @@ class ReadModules:
         """Let the rows of gradients go that need not wait."""
         for look_ups in self._look_ups:
             look_ups.settle()
+
+    def catch_up(self) -> None:
+        """Let the rows of updates go that were put off: at a place of their own, so that each run fetches the same."""
+        for look_ups in self._look_ups:
+            look_ups.catch_up()
 
     def plan(self, ids: list[Any], rows: list[StepRows], tickets: list[Ticket]) -> None:
         """Load the rows of a batch that is handed out; after an error the same call goes on."""
