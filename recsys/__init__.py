@@ -47,6 +47,7 @@ if TYPE_CHECKING:
         save_trace,
         split_samples,
         to_embedding_bag,
+        trace_ids,
         vector_blocks,
     )
     from memhier.recsys.negatives import TiledNegatives
@@ -99,6 +100,7 @@ __all__ = [
     "save_trace",
     "split_samples",
     "to_embedding_bag",
+    "trace_ids",
     "vector_blocks",
 ]
 

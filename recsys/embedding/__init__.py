@@ -27,6 +27,7 @@ from memhier.recsys.embedding.reading.readers import (
     read_movielens,
 )
 from memhier.recsys.embedding.reading.shared_loader import SharedLoader, split_samples
+from memhier.recsys.embedding.reading.traced import trace_ids
 from memhier.recsys.embedding.serving.quantised_table import QuantisedTable
 from memhier.recsys.embedding.serving.table_reader import TableReader
 from memhier.recsys.embedding.sharding.sharded import ShardedEmbeddingBagCollection
@@ -74,5 +75,6 @@ __all__ = [
     "save_trace",
     "split_samples",
     "to_embedding_bag",
+    "trace_ids",
     "vector_blocks",
 ]

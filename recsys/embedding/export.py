@@ -23,7 +23,7 @@ from memhier.arguments import as_ints, check_int
 from memhier.lazy import extra_for
 from memhier.recsys.embedding.module import TableModule
 from memhier.recsys.embedding.serving.quantised_rows import Quantised, encode_rows, encoded_bytes
-from memhier.recsys.embedding.serving.row_source import RowSource
+from memhier.recsys.embedding.serving.row_source import OpenedRows, RowSource
 from memhier.recsys.embedding.tables import check_ids
 
 __all__ = [
@@ -196,12 +196,13 @@ def export_quantised(module: TableModule, path: Path, table: int = 0, dtype: Qua
     Raises
     ------
     ValueError
-        For a weight that is NaN or infinite, or too large; for a table for any ids.
+        For a weight that is NaN or infinite, or too large.
 
     Notes
     -----
-    A file is one tensor ``weight``. Its rows of int8 are codes, step and least weight: the fused 8-bit rows that
-    ``torch.ops.quantized.embedding_bag_byte_unpack`` and FBGEMM take.
+    A file is one tensor ``weight``, and of a table for any ids a tensor ``ids`` beside it: the ids of its rows, after
+    which come the row of unknown ids and that of the padding. Rows of int8 are codes, step and least weight: the fused
+    8-bit rows that ``torch.ops.quantized.embedding_bag_byte_unpack`` and FBGEMM take.
 
     Examples
     --------
@@ -217,17 +218,22 @@ def export_quantised(module: TableModule, path: Path, table: int = 0, dtype: Qua
     """
     if dtype not in get_args(Quantised):
         raise ValueError(f"dtype={dtype!r}: expected 'int8' or 'fp16'")
-    _check_rows(module, table, "export_quantised")
     spec = module.specs[table]
-    width = encoded_bytes(dtype, spec.dim)
+    width, count, any_ids = encoded_bytes(dtype, spec.dim), _count(module, table), spec.id_space is not None
+    about = {"padding": str(spec.padding_id)} if spec.padding_id is not None and any_ids else {}
     # A row lies in one place, so that one read brings it.
     kind, stored, cells = ("F16", "fp16", spec.dim) if dtype == "fp16" else ("U8", "int8 rows", width)
+    ids: dict[str, tuple[str, tuple[int, ...], int]] = {"ids": ("I64", (count - 1,), 8 * (count - 1))}
+    written = count + any_ids
+    shapes = (ids if any_ids else {}) | {"weight": (kind, (written, cells), width * written)}
     with _whole_file(path) as file:
-        _write_header(
-            file, {"weight": (kind, (spec.rows, cells), width * spec.rows)}, {"memhier": f"quantised {stored}"}
-        )
+        _write_header(file, shapes, {"memhier": f"quantised {stored}"} | about)
+        for some in module.ids(table) if any_ids else ():
+            file.write(some.numpy().astype("<i8", copy=False).data)
         for start, _, rows in _blocks(module, table):
             file.write(encode_rows(rows, dtype, start).data)
+        if any_ids:
+            file.write(encode_rows(module.tables.read_padding(table)[:, : spec.dim], dtype, count).data)
 
 
 def vector_blocks(
@@ -275,7 +281,10 @@ def vector_blocks(
         if wanted.ndim != 1 or (np.diff(wanted) <= 0).any():
             raise ValueError(f"ids: expected rising numbers [n], got shape {list(wanted.shape)}")
     if isinstance(tables, RowSource):
-        read, rows = partial(tables.opened(), table), min(rows, tables.call_rows)
+        opened = tables.opened()
+        read, rows = partial(_served, tables, opened, table), min(rows, tables.call_rows)
+        if spec.id_space is not None and wanted is None:
+            wanted = opened.ids(table)
     else:
         read, rows = partial(_weights, tables, table), min(rows, tables.tables.call_rows)
         if spec.id_space is not None and wanted is None:
@@ -290,6 +299,11 @@ def _vector_blocks(
         stop = start + rows
         some = np.arange(start, min(stop, count)) if wanted is None else wanted[start:stop].copy()
         yield some, read(some)
+
+
+def _served(tables: RowSource, opened: OpenedRows, table: int, ids: NDArray[np.int64]) -> Floats:
+    found: Floats = tables.found(opened, table, ids).numpy()
+    return found
 
 
 def _weights(module: TableModule, table: int, ids: NDArray[np.int64]) -> Floats:

@@ -513,8 +513,14 @@ class Tables:
 
     def read_unknown(self, table: int) -> Floats:
         """Return the row of unknown ids of a table for any ids, float32 [1, width]."""
-        row = np.array([self.specs[table].unknown_row])
-        return self._gathered(row + self.bases[table])[:, : self.widths[table]]
+        return self._read_row(table, self.specs[table].unknown_row)
+
+    def read_padding(self, table: int) -> Floats:
+        """Return the row of the padding of a table for any ids, float32 [1, width]."""
+        return self._read_row(table, self.specs[table].padding_row)
+
+    def _read_row(self, table: int, row: int) -> Floats:
+        return self._gathered(np.array([row]) + self.bases[table])[:, : self.widths[table]]
 
     def _gathered(self, keys: Ints) -> Floats:
         """Return rows with their state, float32 [..., width of the widest], by calls of the tier that have room."""

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from memhier.errors import CorruptionError
-from memhier.fields import decode_json, integer, mapping, record
+from memhier.errors import CorruptionError, FormatError
+from memhier.fields import decode_json, integer, mapping, optional, record
 from memhier.log.row_log import RowLog
 from memhier.recsys.embedding.ids.id_map import RECORD_BYTES, IdMap
 from memhier.recsys.embedding.initial import TableSpec
@@ -28,7 +28,7 @@ _SLOTS = 65536
 _CHECK = mapping(record({
     "batches": integer(0, 2**32), "free": integer(-1, 2**31), "fresh": integer(0, 2**31), "live": integer(0, 2**31),
     "hand": integer(0, 2**34),
-}))  # fmt: skip
+}, {"padding": optional(integer(-(2**63), 2**63)), "expire_after": optional(integer(1, 2**32))}))  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +219,11 @@ class Vocabularies:
         if not self._maps:
             return {}
         with self._begun():
-            return {IDS: as_json({self._specs[number].name: one.described() for number, one in self._maps.items()})}
+            return {IDS: as_json({self._specs[number].name: self._described(number) for number in self._maps})}
+
+    def _described(self, number: int) -> dict[str, Any]:
+        rules = {"padding": self._specs[number].padding_id, "expire_after": self._maps[number].rules.expire_after}
+        return {**self._maps[number].described(), **rules}
 
     @shielded
     def write(self, log: RowLog) -> None:
@@ -244,6 +248,12 @@ class Vocabularies:
         numbers: Mapping[str, Any] = decode_json(value, where, _CHECK)
         if {*numbers} != {self._specs[number].name for number in self._maps}:
             raise CorruptionError(f"{where}: belongs to other tables")
+        for number in self._maps:
+            spec, there = self._specs[number], numbers[self._specs[number].name]
+            if there.get("padding", spec.padding_id) != spec.padding_id:
+                raise FormatError(
+                    f"{path}: padding_idx={there['padding']} of table {spec.name!r} there, expected {spec.padding_id}"
+                )
         first = 0
         for table, one in self._maps.items():
             count = IdMap.records_for(one.capacity, one.rules)

@@ -1,6 +1,7 @@
 """Exports of tables for any ids: each row with its id, and the row that unknown ids share."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet
@@ -11,9 +12,12 @@ from safetensors.torch import load_file
 from memhier.errors import FormatError
 from memhier.recsys import (
     Adagrad,
+    Embedding,
+    EmbeddingBag,
     EmbeddingBagCollection,
     EmbeddingBagConfig,
     Hash64,
+    QuantisedTable,
     TableReader,
     export_npy,
     export_parquet,
@@ -62,10 +66,75 @@ def test_every_export_has_each_id_with_its_row(tmp_path: Path, steps: int) -> No
         blocks = [*vector_blocks(tables, 1, rows=7)]
         assert np.concatenate([np.empty(0, np.int64), *(some for some, _ in blocks)]).tolist() == ids.tolist()
         assert all(np.array_equal(rows, tables.weights(some, 1)) for some, rows in blocks)
-        tables.checkpoint()
-        with pytest.raises(FormatError, match="any ids"):
-            TableReader(tmp_path / "tables", dram="16MiB")
-        with pytest.raises(ValueError, match="any ids"):
-            export_quantised(tables, tmp_path / "served", 1)
         with pytest.raises(ValueError, match="any ids"):
             to_embedding_bag(tables, 1)
+        tables.checkpoint()
+        tables.eval()
+        with TableReader(tmp_path / "tables", dram="16MiB") as reader:
+            asked = {"known": torch.arange(8)[:, None], "any": torch.from_numpy(names[:24].reshape(8, 3))}
+            served = reader.embedding_bag_collection(configs)(asked)
+            assert torch.equal(served.values(), tables(asked).values())
+
+
+@pytest.mark.parametrize("kind", [EmbeddingBag, Embedding])
+@pytest.mark.parametrize("padding", [None, -1, 7])
+def test_a_reader_and_a_quantised_file_find_rows_by_id(tmp_path: Path, kind: Any, padding: int | None) -> None:
+    rng = np.random.default_rng(1)
+    names = np.concatenate([[-1, 7, 2**63 - 1], rng.integers(-(2**63), 2**63 - 1, 200)])
+    space = Hash64(admit_after=2, expire_after=12)
+    options: dict[str, Any] = {"id_space": space, "padding_idx": padding, "dram": "64MiB", "optimizer": Adagrad(lr=0.1)}
+    if kind is EmbeddingBag:
+        options["mode"] = "sum"
+    with kind(60, 5, path=tmp_path / "tables", **options) as table:
+
+        def train(steps: int) -> None:
+            for _ in range(steps):
+                some = torch.from_numpy(names[(len(names) * rng.random((8, 3)) ** 2).astype(int)])
+                table(some).square().sum().backward()
+
+        table.checkpoint()
+        with TableReader(tmp_path / "tables", dram="16MiB") as reader:
+            assert torch.equal(reader.rows(names), table.weights(names))
+            for steps in (1, 20, 20):
+                train(steps)
+                table.checkpoint()
+                assert reader.refresh()
+                assert reader.memory_bytes <= 2**24
+                assert torch.equal(reader.rows(names), table.weights(names))
+                own = table.contains(names).numpy()
+                assert np.array_equal(reader.trained(names), own)
+                assert torch.equal(reader.ids(), torch.cat([torch.empty(0, dtype=torch.int64), *table.ids()]))
+                asked = torch.from_numpy(rng.choice(names, (9, 4)))
+                table.eval()
+                served: Any = reader.embedding()
+                if kind is EmbeddingBag:
+                    served = reader.embedding_bag(mode="sum", padding_idx=padding)
+                assert torch.equal(served(asked), table(asked))
+                table.train()
+            blocks = [*vector_blocks(reader, rows=7)]
+            assert np.array_equal(np.concatenate([ids for ids, _ in blocks]), reader.ids().numpy())
+            assert all(np.array_equal(rows, table.weights(ids).numpy()) for ids, rows in blocks)
+            if padding is not None:
+                with pytest.raises(ValueError, match="trained with"):
+                    reader.bags(asked, padding_idx=padding + 1)
+        for dtype in ("int8", "fp16"):
+            export_quantised(table, tmp_path / dtype, dtype=dtype)
+            with QuantisedTable(tmp_path / dtype, dram="8MiB") as small:
+                torch.testing.assert_close(small.rows(names), table.weights(names), rtol=0, atol=0.02)
+                assert small.memory_bytes <= 2**23
+                if padding is not None:
+                    bags = small.bags(asked, mode="sum", padding_idx=padding)
+                    if kind is EmbeddingBag:
+                        table.eval()
+                        torch.testing.assert_close(bags, table(asked), rtol=0, atol=0.1)
+
+
+def test_a_resume_with_another_padding_says_so(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"id_space": "hash64", "dram": "64MiB", "path": tmp_path}
+    with EmbeddingBag(60, 5, padding_idx=-3, **options) as table:
+        table(torch.tensor([[-3, 2**40]])).sum().backward()
+        table.checkpoint()
+    with pytest.raises(FormatError, match="padding_idx=-3"):
+        EmbeddingBag(60, 5, padding_idx=4, resume=True, **options)
+    with EmbeddingBag(60, 5, padding_idx=-3, resume=True, **options) as table:
+        assert table.contains([2**40]).item()

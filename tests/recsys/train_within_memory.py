@@ -1,7 +1,8 @@
-"""Trains with a checkpoint after every step; prints the most private memory that this added, and the largest
-`memory_bytes`, in bytes.
+"""Trains with a checkpoint after every step, or every so many; prints the most private memory that this added, and the
+largest `memory_bytes`, in bytes.
 
-``python train_within_memory.py FOLDER DRAM STEPS KIND``; KIND says which call takes the checkpoints.
+``python train_within_memory.py FOLDER DRAM STEPS KIND [ROWS BAGS EVERY]``; KIND says which call takes the checkpoints,
+ROWS how many rows the table has, BAGS how many a step has, EVERY how many steps lie between two checkpoints.
 """
 
 import sys
@@ -12,7 +13,7 @@ import torch
 
 from memhier.recsys import Adagrad, EmbeddingBag
 
-ROWS, DIM = 300_000, 64
+DIM = 64
 
 
 def private_bytes() -> int:
@@ -20,7 +21,7 @@ def private_bytes() -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
 
 
-def main(folder: Path, dram: str, steps: int, kind: str) -> None:
+def main(folder: Path, dram: str, steps: int, kind: str, rows: int = 300_000, bags: int = 256, every: int = 1) -> None:
     torch.set_num_threads(1)
     rng = np.random.default_rng(0)
     # Modules loaded on first use do not count.
@@ -28,14 +29,15 @@ def main(folder: Path, dram: str, steps: int, kind: str) -> None:
         bag(torch.arange(10)[None]).sum().backward()
         bag.start_checkpoint().result()
     before, most, held = private_bytes(), 0, 0
-    with EmbeddingBag(ROWS, DIM, mode="sum", optimizer=Adagrad(), dram=dram, path=folder / "second") as bag:
-        for _ in range(steps):
-            bag(torch.from_numpy(rng.integers(0, ROWS, (256, 8)))).sum().backward()
-            getattr(bag, kind)()
+    with EmbeddingBag(rows, DIM, mode="sum", optimizer=Adagrad(), dram=dram, path=folder / "second") as bag:
+        for step in range(1, steps + 1):
+            bag(torch.from_numpy(rng.integers(0, rows, (bags, 8)))).sum().backward()
+            if step % every == 0:
+                getattr(bag, kind)()
             most, held = max(most, private_bytes() - before), max(held, bag.memory_bytes)
-        assert bag.stats()["evictions"] > ROWS // 4
+        assert bag.stats()["evictions"] > rows // 4
     print(most, held)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4])
+    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4], *map(int, sys.argv[5:]))

@@ -15,18 +15,28 @@ from memhier.recsys.embedding.ids.python_id_map import PythonIdMap
 if TYPE_CHECKING:
     from memhier_native._core import IdMap as NativeIdMap
 
-__all__ = ["RECORD_BYTES", "IdMap"]
+__all__ = ["ENTRY", "GROUP", "RECORD_BYTES", "IdMap", "in_use"]
 
 Ints = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
 
-_GROUP = 16
+GROUP = 16
+"""Slots of a record."""
 RECORD_BYTES = 256
 """Bytes of a record of a map on SSD: 16 slots, or 256 counts of the sketch."""
-_ENTRY = np.dtype([("id", "<i8"), ("last", "<u4"), ("uses", "<u4")])
+ENTRY = np.dtype([("id", "<i8"), ("last", "<u4"), ("uses", "<u4")])
+"""A slot in a record."""
 _NUMBERS = ("batches", "free", "fresh", "live", "hand")
 _INDEX_BYTES = 16  # of the core, for each slot
 _BATCHES_MAX = 2**32 - 1
+
+
+def in_use(entries: Any, batches: int, expire_after: int | None) -> Ints:
+    """Return the places of the slots in use among `ENTRY` [n], after so many batches."""
+    used = entries["uses"] != 0
+    if expire_after is not None:
+        used &= batches - entries["last"].astype(np.int64) <= expire_after
+    return np.flatnonzero(used)
 
 
 class IdMap:
@@ -53,7 +63,7 @@ class IdMap:
         cells = rules.cells(capacity)
         self.capacity = capacity
         self.rules = rules
-        self._groups = -(-capacity // _GROUP)
+        self._groups = -(-capacity // GROUP)
         self._ids: Ints = np.zeros(capacity, np.int64)
         self._last = np.zeros(capacity, np.uint32)
         self._uses = np.zeros(capacity, np.uint32)
@@ -78,12 +88,12 @@ class IdMap:
     def bytes_for(capacity: int, rules: Hash64) -> int:
         """Return the DRAM of such a map, without frames, in bytes: 32.1 for each slot, and the sketch."""
         cells = rules.cells(capacity)
-        return (_ENTRY.itemsize + _INDEX_BYTES) * capacity + cells + IdMap.records_for(capacity, rules)
+        return (ENTRY.itemsize + _INDEX_BYTES) * capacity + cells + IdMap.records_for(capacity, rules)
 
     @staticmethod
     def records_for(capacity: int, rules: Hash64) -> int:
         """Return the number of records of such a map on SSD."""
-        return -(-capacity // _GROUP) + rules.cells(capacity) // CELLS_BLOCK
+        return -(-capacity // GROUP) + rules.cells(capacity) // CELLS_BLOCK
 
     @property
     def memory_bytes(self) -> int:
@@ -156,10 +166,9 @@ class IdMap:
     def ids(self, start: int, stop: int) -> tuple[Ints, Ints]:
         """Return the slots in use from `start` to `stop`, and their ids."""
         part = slice(start, stop)
-        used = self._uses[part] != 0
-        if self.rules.expire_after is not None:
-            used &= self.numbers[0] - self._last[part] <= self.rules.expire_after
-        return np.flatnonzero(used) + start, self._ids[part][used]
+        entries = {"uses": self._uses[part], "last": self._last[part]}
+        used = in_use(entries, int(self.numbers[0]), self.rules.expire_after)
+        return used + start, self._ids[part][used]
 
     # On SSD.
 
@@ -170,8 +179,8 @@ class IdMap:
     def records(self, numbers: Ints) -> Bytes:
         """Return records by their numbers, which rise, uint8 [n, 256]."""
         groups = numbers[: np.searchsorted(numbers, self._groups)]
-        entries = np.zeros((len(groups), _GROUP), _ENTRY)
-        slots = groups[:, None] * _GROUP + np.arange(_GROUP)
+        entries = np.zeros((len(groups), GROUP), ENTRY)
+        slots = groups[:, None] * GROUP + np.arange(GROUP)
         there = slots < self.capacity
         for name, values in (("id", self._ids), ("last", self._last), ("uses", self._uses)):
             entries[name][there] = values[slots[there]]
@@ -186,8 +195,8 @@ class IdMap:
         """Fill records in, from number `first` on, uint8 [n, 256]; :meth:`complete` ends this."""
         slots = min(self._groups, first + len(records)) - first
         if slots > 0:
-            entries = np.ascontiguousarray(records[:slots]).view(_ENTRY).reshape(-1)
-            part = slice(first * _GROUP, min(self.capacity, (first + slots) * _GROUP))
+            entries = np.ascontiguousarray(records[:slots]).view(ENTRY).reshape(-1)
+            part = slice(first * GROUP, min(self.capacity, (first + slots) * GROUP))
             entries = entries[: part.stop - part.start]
             self._ids[part], self._last[part], self._uses[part] = entries["id"], entries["last"], entries["uses"]
         blocks = records[max(0, slots) :]

@@ -39,7 +39,8 @@ def lookahead(
 
     Training on these batches gives the same bits as on the loader itself, and waits less. Batches come in the loader's
     order, from a thread that reads them ahead. A loader that draws random numbers from torch's global generator in this
-    process while it fetches therefore draws them earlier.
+    process while it fetches therefore draws them earlier. While every row of the tables has a slot in DRAM, and none
+    had to be read for a while, batches pass as they are, and only a slow loader is read ahead.
 
     Parameters
     ----------
@@ -51,6 +52,7 @@ def lookahead(
         Returns the argument, or a tuple of the arguments, that the training step for a batch gives to the module of
         tables; or a list of these, if it looks up several times. A look-up may also have part of the ids of one. Of a
         model with several such modules: a dict with these by the names of the modules in ``model.named_modules()``.
+        :func:`trace_ids` makes one of a step. It is not called while every row has a slot and none has to be read.
     window
         Batches known beyond those being fetched. ``"auto"`` grows the window until every row in DRAM is known to be
         needed again, or until the waiting batches fill the sixteenth of the tables' DRAM that is set aside for them. A

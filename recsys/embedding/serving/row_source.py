@@ -1,6 +1,6 @@
 """Rows of tables that are only read: looked up one by one, pooled, and as torch's modules."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -14,14 +14,49 @@ from memhier.errors import BudgetError
 from memhier.recsys.embedding.initial import TableSpec
 from memhier.recsys.embedding.pooling import MODES, Bags
 from memhier.recsys.embedding.serving.served import Served
+from memhier.recsys.embedding.serving.served_ids import ServedIds
 from memhier.recsys.embedding.single.bag import Mode, as_bags
 from memhier.recsys.embedding.tables import Floats, Ints, check_ids
 from memhier.recsys.embedding.torch_internals import embedding_bag
 
-__all__ = ["DistinctRows", "RowSource"]
+__all__ = ["DistinctRows", "OpenedRows", "RowSource"]
 
 DistinctRows = Callable[[int, Ints], Floats]
-"""Returns rows of a table by its number and distinct ids, float32 [n, dim]."""
+"""Returns rows of a table by its number and their distinct numbers, float32 [n, dim]."""
+
+
+class OpenedRows:
+    """Rows of tables as they are at one moment.
+
+    Parameters
+    ----------
+    specs
+        The tables.
+    ids
+        The ids of each table for any ids, by its number.
+    read
+        Reads distinct rows.
+    """
+
+    def __init__(self, specs: tuple[TableSpec, ...], ids: Mapping[int, ServedIds], read: DistinctRows) -> None:
+        self._specs = specs
+        self._ids = ids
+        self._read = read
+
+    def __call__(self, table: int, rows: Ints) -> Floats:
+        """Return distinct rows of a table, float32 [n, dim]."""
+        return self._read(table, rows)
+
+    def rows_of(self, table: int, ids: Ints, asked: str) -> Ints:
+        """Return the row of each id, int64 [n]; IndexError for one that the table does not have, in `asked`."""
+        if table in self._ids:
+            return self._ids[table].rows_of(ids)
+        check_ids(self._specs[table], ids, asked)
+        return ids
+
+    def ids(self, table: int) -> Ints:
+        """Return the ids of a table for any ids, int64 [n], in the order of their rows."""
+        return self._ids[table].in_order()
 
 
 class RowSource(Closing):
@@ -38,8 +73,8 @@ class RowSource(Closing):
     specs: tuple[TableSpec, ...]
     call_rows: int
 
-    def opened(self) -> DistinctRows:
-        """Return a function for a call, which reads `call_rows` rows at a time at most, all as they are now."""
+    def opened(self) -> OpenedRows:
+        """Return the rows for a call, which reads `call_rows` at a time at most, all as they are now."""
         raise NotImplementedError
 
     def rows(self, ids: Any, table: int = 0) -> Tensor:
@@ -48,7 +83,8 @@ class RowSource(Closing):
         Parameters
         ----------
         ids
-            Integers of any shape: a tensor, an array or a list.
+            Integers of any shape: a tensor, an array or a list. Of a table for any ids, those without a row of their
+            own have the one that unknown ids share.
         table
             Number of the table in its collection.
 
@@ -63,10 +99,9 @@ class RowSource(Closing):
         found = self.found(self.opened(), table, wanted.reshape(-1))
         return found.view(*wanted.shape, self.specs[table].dim)
 
-    def found(self, read: DistinctRows, table: int, flat: Ints) -> Tensor:
-        """Return the row of each id, float32 [n, dim], by a function of :meth:`opened`."""
-        spec = self.specs[table]
-        check_ids(spec, flat, "ids")
+    def found(self, read: OpenedRows, table: int, ids: Ints) -> Tensor:
+        """Return the row of each id, float32 [n, dim], from those of :meth:`opened`."""
+        spec, flat = self.specs[table], read.rows_of(table, ids, "ids")
         found = np.empty((len(flat), spec.dim), np.float32)
         for start in range(0, len(flat), self.call_rows):
             part = slice(start, start + self.call_rows)
@@ -100,18 +135,27 @@ class RowSource(Closing):
             As in :meth:`rows`.
         BudgetError
             For a bag of more ids than working memory is set aside for.
+        ValueError
+            For another `padding_idx` than a table for any ids was trained with.
         """
         if mode not in MODES:
             raise ValueError(f"mode={mode!r}: expected one of {', '.join(map(repr, MODES))}")
         flat, begins, weights = as_bags(input, offsets, per_sample_weights, mode)
-        padding = -1 if padding_idx is None else int(padding_idx) % self.specs[table].rows
+        padding = -1 if padding_idx is None else self._padding_row(table, int(padding_idx))
         bags = Bags(table, flat, begins, MODES[mode], weights, padding, include_last_offset)
         return self.pooled(self.opened(), table, bags)
 
-    def pooled(self, read: DistinctRows, table: int, bags: Bags) -> Tensor:
-        """Return pooled rows of a table, float32 [bags, dim], for its ids, by a function of :meth:`opened`."""
-        ids, lengths = bags.indices.numpy(), bags.lengths.numpy()
-        check_ids(self.specs[table], ids, "input")
+    def _padding_row(self, table: int, padding: int) -> int:
+        spec = self.specs[table]
+        if spec.id_space is None:
+            return padding % spec.rows
+        if padding != spec.padding_id:
+            raise ValueError(f"padding_idx={padding}: table {spec.name!r} was trained with {spec.padding_id}")
+        return spec.padding_row
+
+    def pooled(self, read: OpenedRows, table: int, bags: Bags) -> Tensor:
+        """Return pooled rows of a table, float32 [bags, dim], for its ids, from those of :meth:`opened`."""
+        ids, lengths = read.rows_of(table, bags.indices.numpy(), "input"), bags.lengths.numpy()
         ends = np.concatenate(([0], np.cumsum(lengths)))
         found = torch.empty(len(lengths), self.specs[table].dim)
         start = 0

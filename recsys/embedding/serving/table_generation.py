@@ -2,6 +2,7 @@
 
 import ast
 import re
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,13 +10,17 @@ from numpy.typing import NDArray
 
 from memhier.codecs import Codec, get_codec
 from memhier.errors import CorruptionError, FormatError
-from memhier.fields import decode_json, described, integer, one_of, optional, real, record, sequence, text
+from memhier.fields import decode_json, described, integer, mapping, one_of, optional, real, record, sequence, text
 from memhier.io.reader import Reader
 from memhier.log.committed_rows import CommittedRows
 from memhier.log.parts import LogRecord
+from memhier.recsys.embedding.ids.hash64 import CELLS_BLOCK, Hash64
+from memhier.recsys.embedding.ids.id_map import ENTRY, GROUP, RECORD_BYTES, in_use
 from memhier.recsys.embedding.initial import Initial, Normal, TableSpec, Uniform
-from memhier.recsys.embedding.records import KEY
+from memhier.recsys.embedding.records import IDS, KEY
 from memhier.recsys.embedding.serving.row_cache import RowCache
+from memhier.recsys.embedding.serving.row_source import OpenedRows
+from memhier.recsys.embedding.serving.served_ids import ServedIds
 from memhier.recsys.embedding.tables import Floats, Ints
 from memhier.store.store import Store
 
@@ -27,6 +32,7 @@ _NUMBER = optional(real())
 _INITIAL = record(
     {"kind": one_of("Uniform", "Normal")}, {"low": _NUMBER, "high": _NUMBER, "mean": real(), "std": real(0)}
 )
+_BLOCK = 1024  # records of ids read at a time, 256 KiB
 _TABLE = record({"name": text(), "rows": integer(1, 2**62), "dim": integer(1, 2**20), "initial": _INITIAL}, {
     "id_space": text(), "sketch": integer(0, 2**40),
 })  # fmt: skip
@@ -42,6 +48,12 @@ _CHECK = record({"made": record({
 })})  # fmt: skip
 
 
+_IDS_CHECK = mapping(record({"batches": integer(0, 2**32), "live": integer(0, 2**31)}, {
+    "padding": optional(integer(-(2**63), 2**63)), "expire_after": optional(integer(1, 2**32)),
+    **dict.fromkeys(("free", "fresh", "hand"), _anything),
+}))  # fmt: skip
+
+
 class TableDescription:
     """The tables in a store, as their trainer described them.
 
@@ -51,6 +63,8 @@ class TableDescription:
         Of the tables.
     bases
         int64 [tables + 1]: the first key of each table, and the end of the last.
+    maps
+        The numbers of the maps of tables for any ids, by name.
     width, codec
         Of a row on SSD, with the optimizer's state.
     """
@@ -63,14 +77,10 @@ class TableDescription:
         unknown = sorted({*self.made} - _KNOWN)
         if unknown:
             raise FormatError(f"{store.path}: tables with {unknown[0]!r}, which TableReader does not serve")
-        for table in self.made["tables"]:
-            if "id_space" in table:
-                raise FormatError(
-                    f"{store.path}: {table['name']!r} is for any ids, which TableReader does not serve; export it"
-                )
+        self.maps: dict[str, dict[str, Any]] = _maps(store, self.made["tables"])
         self.seed: int = self.made["seed"]
         with described(f"{store.path}: value {KEY!r}"):
-            self.specs = tuple(_spec(table) for table in self.made["tables"])
+            self.specs = tuple(_spec(table, self.maps.get(table["name"])) for table in self.made["tables"])
         if len(self.made["state"]) != len(self.specs):
             raise CorruptionError(f"{store.path}: value {KEY!r} has the state of other tables")
         divided = [spec.name for spec in self.specs if _PART.search(spec.name)]
@@ -97,12 +107,15 @@ class TableGeneration:
     ----------
     committed
         The rows on SSD.
+    ids
+        The ids of tables for any ids, by number.
     """
 
     def __init__(self, store: Store, about: TableDescription, reader: Reader) -> None:
         self.store = store
         self.about = about
         self.committed = CommittedRows(store, _NAME, about.row_bytes, reader, int(about.bases[-1]))
+        self.ids: dict[int, ServedIds] = _read_ids(store, about, reader) if about.maps else {}
 
     @staticmethod
     def room_for(store: Store, about: TableDescription) -> int:
@@ -114,25 +127,36 @@ class TableGeneration:
         index = CommittedRows.bytes_for(live, total)
         # Once every row was trained there are no more.
         most = CommittedRows.bytes_for(min(total, 2**31 - 1), total)
-        return min(_doubled(index), most) + _doubled(store.memory_bytes)
+        ids = sum(ServedIds.bytes_for(numbers["live"]) for numbers in about.maps.values())
+        if about.maps:
+            records = _records(about)
+            ids += CommittedRows.bytes_for(records, records)
+        return min(_doubled(index), most) + _doubled(store.memory_bytes) + (_doubled(ids) if ids else 0)
 
     @property
     def memory_bytes(self) -> int:
         """DRAM held, in bytes."""
-        return self.committed.memory_bytes + self.store.memory_bytes
+        ids = sum(one.memory_bytes for one in self.ids.values())
+        return self.committed.memory_bytes + self.store.memory_bytes + ids
 
     @property
     def trained_rows(self) -> int:
         """Rows that were trained."""
         return len(self.committed)
 
-    def trained(self, table: int, ids: Ints) -> NDArray[np.bool_]:
-        """Return which rows of a table were trained."""
-        found: NDArray[np.bool_] = self.committed.places(ids + self.about.bases[table]) >= 0
+    def trained(self, table: int, rows: Ints) -> NDArray[np.bool_]:
+        """Return which rows of a table were trained, of a table for any ids those that ids have of their own."""
+        found: NDArray[np.bool_] = self.committed.places(rows + self.about.bases[table]) >= 0
+        if table in self.ids:
+            found &= rows < self.about.specs[table].capacity
         return found
 
-    def rows(self, cache: RowCache, table: int, ids: Ints) -> Floats:
-        """Return rows of a table by distinct ids, float32 [n, dim]."""
+    def opened(self, cache: RowCache) -> OpenedRows:
+        """Return the rows for a call."""
+        return OpenedRows(self.about.specs, self.ids, partial(self._rows, cache))
+
+    def _rows(self, cache: RowCache, table: int, ids: Ints) -> Floats:
+        """Return distinct rows of a table, float32 [n, dim]."""
         spec = self.about.specs[table]
         places = self.committed.places(ids + self.about.bases[table])
         trained = places >= 0
@@ -140,7 +164,10 @@ class TableGeneration:
             return np.ascontiguousarray(self._trained(places, cache)[:, : spec.dim])
         found = np.empty((len(ids), spec.dim), np.float32)
         found[trained] = self._trained(places[trained], cache)[:, : spec.dim]
-        found[~trained] = spec.initial.weights(self.about.seed, table, ids[~trained], spec.dim, spec.rows)
+        if table in self.ids:
+            found[~trained] = 0  # an id that gets a row trains it
+        else:
+            found[~trained] = spec.initial.weights(self.about.seed, table, ids[~trained], spec.dim, spec.rows)
         return found
 
     def _trained(self, places: Ints, cache: RowCache) -> Floats:
@@ -158,10 +185,63 @@ def _doubled(size: int) -> int:
     return 1 << max(12, (size - 1).bit_length())
 
 
-def _spec(table: dict[str, Any]) -> TableSpec:
+def _maps(store: Store, tables: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the numbers of the maps of tables for any ids, by name."""
+    wanted = {table["name"] for table in tables if "id_space" in table}
+    if not wanted:
+        return {}
+    where = f"{store.path}: value {IDS!r}"
+    value = store.get(IDS)
+    if value is None:
+        raise CorruptionError(f"{where}: is missing")
+    maps: dict[str, dict[str, Any]] = decode_json(value, where, _IDS_CHECK)
+    if {*maps} != wanted:
+        raise CorruptionError(f"{where}: belongs to other tables")
+    if not all("padding" in numbers for numbers in maps.values()):
+        raise FormatError(f"{where}: says nothing of the padding; open the tables, and take a checkpoint")
+    return maps
+
+
+def _records(about: TableDescription) -> int:
+    """Return the number of records of all maps of ids."""
+    return sum(sum(_record_counts(table)) for table in about.made["tables"] if "id_space" in table)
+
+
+def _record_counts(table: dict[str, Any]) -> tuple[int, int]:
+    """Return the number of records of slots, and of the sketch, of a table for any ids."""
+    return -(-(table["rows"] - 2) // GROUP), table["sketch"] // CELLS_BLOCK
+
+
+def _read_ids(store: Store, about: TableDescription, reader: Reader) -> dict[int, ServedIds]:
+    log = CommittedRows(store, "ids", RECORD_BYTES, reader, _records(about))
+    found, first = {}, 0
+    for number, (spec, table) in enumerate(zip(about.specs, about.made["tables"], strict=True)):
+        if spec.id_space is None:
+            continue
+        slots, sketch = _record_counts(table)
+        numbers, parts = about.maps[spec.name], []
+        for start in range(0, slots, _BLOCK):
+            stop = min(start + _BLOCK, slots)
+            places = log.places(np.arange(first + start, first + stop))
+            entries = np.zeros((stop - start, GROUP), ENTRY)
+            entries[places >= 0] = log.read(places[places >= 0]).view(ENTRY)
+            used = in_use(entries.reshape(-1), numbers["batches"], spec.id_space.expire_after)
+            parts.append((entries.reshape(-1)["id"][used], used + GROUP * start))
+        ids, rows = (np.concatenate(some) for some in zip(*parts, strict=True))
+        if len(rows) > numbers["live"] or (len(rows) and rows[-1] >= spec.capacity):
+            raise CorruptionError(f"{store.path}: the slots of table {spec.name!r} do not match its counts")
+        found[number] = ServedIds(spec, ids, rows, store.path)
+        first += slots + sketch
+    return found
+
+
+def _spec(table: dict[str, Any], numbers: dict[str, Any] | None) -> TableSpec:
     options = {name: value for name, value in table["initial"].items() if name != "kind"}
     initial: Initial = Uniform(**options) if table["initial"]["kind"] == "Uniform" else Normal(**options)
-    return TableSpec(table["name"], table["rows"], table["dim"], initial)
+    if numbers is None:
+        return TableSpec(table["name"], table["rows"], table["dim"], initial)
+    rules = Hash64(expire_after=numbers["expire_after"], pending=1)
+    return TableSpec(table["name"], table["rows"], table["dim"], initial, rules, numbers["padding"])
 
 
 def _codec_name(store: Store, width: int) -> str:

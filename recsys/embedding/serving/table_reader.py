@@ -3,12 +3,11 @@
 import os
 import threading
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor, split
+from torch import Tensor, from_numpy, split
 
 from memhier.arguments import as_ints, check_int
 from memhier.budget import format_bytes, parse_bytes
@@ -21,10 +20,9 @@ from memhier.recsys.embedding.jagged.embedding_collection import lengths_of, seq
 from memhier.recsys.embedding.records import EXTRA, decoded_extra
 from memhier.recsys.embedding.serving.call_rows import CALL_ID_BYTES, call_rows_of, reader_bytes
 from memhier.recsys.embedding.serving.row_cache import RowCache
-from memhier.recsys.embedding.serving.row_source import DistinctRows, RowSource
+from memhier.recsys.embedding.serving.row_source import OpenedRows, RowSource
 from memhier.recsys.embedding.serving.served import Served
 from memhier.recsys.embedding.serving.table_generation import TableDescription, TableGeneration
-from memhier.recsys.embedding.tables import check_ids
 from memhier.shield import shielded, shielded_init
 from memhier.store.store import Store
 from memhier.table.tiered import KIND
@@ -154,17 +152,32 @@ class TableReader(RowSource):
             "read_bytes": reader["bytes"],
         }
 
-    def opened(self) -> DistinctRows:
-        """Return a function that reads rows of this checkpoint."""
+    def opened(self) -> OpenedRows:
+        """Return the rows of this checkpoint for a call."""
         self._check_open()
-        return partial(self._generation.rows, self._cache)
+        return self._generation.opened(self._cache)
 
     def trained(self, ids: Any, table: int = 0) -> NDArray[np.bool_]:
-        """Return whether each row was ever trained, bool of the shape of `ids`; the others have their first values."""
+        """Return whether each row was ever trained, bool of the shape of `ids`; the others have their first values.
+
+        Of a table for any ids: whether each id has a row of its own.
+        """
         self._check_open()
-        wanted = as_ints("ids", ids)
-        check_ids(self.specs[table], wanted.reshape(-1), "ids")
-        return self._generation.trained(table, wanted.reshape(-1)).reshape(wanted.shape)
+        generation, wanted = self._generation, as_ints("ids", ids)
+        rows = generation.opened(self._cache).rows_of(table, wanted.reshape(-1), "ids")
+        return generation.trained(table, rows).reshape(wanted.shape)
+
+    def ids(self, table: int = 0) -> Tensor:
+        """Return the ids of this checkpoint that have a row, of a table for any ids: int64 [n], in the order of rows.
+
+        Raises
+        ------
+        ValueError
+            For a table whose ids are its rows.
+        """
+        if self.specs[table].id_space is None:
+            raise ValueError(f"table={table}: the ids of {self.specs[table].name!r} are its rows")
+        return from_numpy(self.opened().ids(table))
 
     @shielded
     def refresh(self) -> bool:

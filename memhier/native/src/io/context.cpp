@@ -48,6 +48,7 @@ Context::Context(unsigned depth, std::unique_ptr<Engine> direct, std::unique_ptr
   free_ios_.reserve(depth);
   finished_.reserve(depth);
   reset();
+  direct_->note_arena(arena_.data(), arena_.bytes());
   fixed_bytes_ = arena_.bytes() + free_pages_.capacity() * sizeof(std::byte*) + ios_.capacity() * sizeof(Io) +
                  (free_ios_.capacity() + finished_.capacity()) * sizeof(Io*) + direct_->memory_bytes() +
                  (buffered_ ? buffered_->memory_bytes() : 0);

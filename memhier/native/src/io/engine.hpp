@@ -55,6 +55,8 @@ class Engine {
   virtual ~Engine() = default;
 
   virtual const char* name() const = 0;
+  // Says where most reads will land, before the first.
+  virtual void note_arena(std::byte* /*start*/, std::size_t /*bytes*/) {}
   // Takes a read that was aimed. At most the engine's depth may be queued or in flight.
   virtual void queue(Io& io) = 0;
   // Hands over the queued reads, waits until at least `least` reads in flight are finished, and appends all of these;

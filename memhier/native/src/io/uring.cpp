@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <cassert>
+#include <span>
 
 namespace memhier {
 namespace {
@@ -24,9 +25,11 @@ constexpr std::uint32_t kSetupClamp = 1u << 4;
 constexpr std::uint32_t kSetupCoopTaskrun = 1u << 8;  // Linux 5.19: completions do not interrupt a running thread
 constexpr std::uint32_t kFeatureSingleMmap = 1u << 0;
 constexpr std::uint32_t kEnterGetEvents = 1u << 0;
+constexpr std::uint32_t kRegisterBuffers = 0;
 constexpr std::uint32_t kRegisterProbe = 8;
 constexpr std::uint16_t kProbeSupported = 1u << 0;
 constexpr std::uint8_t kOpReadv = 1;
+constexpr std::uint8_t kOpReadFixed = 4;
 constexpr std::uint8_t kOpRead = 22;
 constexpr long long kRingOffset = 0;
 constexpr long long kEntriesOffset = 0x10000000;
@@ -111,6 +114,12 @@ class UringEngine final : public Engine {
   std::size_t in_flight() const override { return in_flight_; }
   std::size_t memory_bytes() const override { return queues_.bytes() + entries_.bytes(); }
 
+  // Pages that the kernel knows need not be looked up for each read. Where it may not lock them, reads do without.
+  void note_arena(std::byte* start, std::size_t bytes) override {
+    const iovec arena{start, bytes};
+    if (::syscall(kRegisterCall, ring_.get(), kRegisterBuffers, &arena, 1) == 0) arena_ = {start, bytes};
+  }
+
   void queue(Io& io) override {
     assert(queued_ + in_flight_ < depth_);
     Submission& entry = submissions_[tail_ & sq_mask_];
@@ -119,7 +128,7 @@ class UringEngine final : public Engine {
     entry.offset = io.offset + io.resumed;
     entry.user_data = reinterpret_cast<std::uint64_t>(&io);
     if (io.part_count == 1) {
-      entry.opcode = kOpRead;
+      entry.opcode = is_known(io.parts[0]) ? kOpReadFixed : kOpRead;  // of buffer 0, as the entry's zeros say
       entry.address = reinterpret_cast<std::uint64_t>(io.parts[0].iov_base);
       entry.length = static_cast<std::uint32_t>(io.parts[0].iov_len);
     } else {
@@ -174,6 +183,11 @@ class UringEngine final : public Engine {
     if (!(probe.ops[kOpRead].flags & kProbeSupported)) fail(ENOSYS, "io_uring read (Linux 5.6)");
   }
 
+  bool is_known(const iovec& part) const {
+    const auto* start = static_cast<const std::byte*>(part.iov_base);
+    return start >= arena_.data() && start + part.iov_len <= arena_.data() + arena_.size();
+  }
+
   unsigned ready() const { return load_acquire(cq_tail_) - *cq_head_; }
 
   void reap(std::vector<Io*>& finished) {
@@ -191,6 +205,7 @@ class UringEngine final : public Engine {
 
   Descriptor ring_;
   Mapping queues_, entries_;
+  std::span<std::byte> arena_;  // registered
   unsigned *sq_tail_, *cq_head_, *cq_tail_;
   Submission* submissions_;
   Completion* completions_;
