@@ -359,15 +359,23 @@ def use_index_of_fields(place: Path) -> None:
 
 
 def make_replay(place: Path) -> str:
-    from memhier.recsys.replay import CarouselBuffer, Field
+    from memhier.recsys.replay import CarouselBuffer, Field, ProductCodes
 
     schema = {"x": ("float32", (3,)), "logits": Field("float32", (2,), mutable=True)}
-    schema["text"] = Field("uint8", (None,), longest=20)
+    schema["text"] = Field("uint8", (None,), longest=20, mean=5)
+    codes = ProductCodes.train(np.random.default_rng(1).random((256, 4), np.float32), 2, seed=0)
+    schema |= {"latent": Field("float32", (4,), codec=codes), "state": Field("float32", (2,), codec="int8")}
     with CarouselBuffer(place, memory=20, storage=60, schema=schema, swap="deck", codec={"x": "fp16"}) as buffer:
         rng = np.random.default_rng(0)
         for start in range(0, 50, 10):
             buffer.add(
-                {"x": rng.random((10, 3), np.float32), "logits": np.zeros((10, 2), np.float32), "text": [b"abc"] * 10},
+                {
+                    "x": rng.random((10, 3), np.float32),
+                    "logits": np.zeros((10, 2), np.float32),
+                    "text": [b"abc"] * 10,
+                    "latent": rng.random((10, 4), np.float32),
+                    "state": rng.random((10, 2), np.float32),
+                },
                 labels=np.arange(10) % 3,
                 ids=np.arange(start, start + 10),
             )
@@ -391,6 +399,7 @@ def use_replay(place: Path) -> None:
                 batch = buffer.sample(4)
                 buffer.feedback(batch)
             row = {"x": np.ones((1, 3), np.float32), "logits": np.zeros((1, 2), np.float32), "text": [b"abc"]}
+            row |= {"latent": np.ones((1, 4), np.float32), "state": np.ones((1, 2), np.float32)}
             for _ in range(20):
                 buffer.add(row, labels=[1])
             buffer.checkpoint()

@@ -70,8 +70,9 @@ class StoredSamples(Closing):
         self._source = (path, files, cache, cache_bytes)
         store, self.meta = Storage.open_store(path, writable=False, files=files, cache=cache, cache_bytes=cache_bytes)
         try:
-            self._encoding = Encoding(stored_schema(store, self.meta, None))
+            schema = stored_schema(store, self.meta, None)
             with described(f"{path}: the samples"):
+                self._encoding = Encoding(schema)
                 self._storage = Storage(store, self._encoding.held, self.meta["codecs"], False)
         except BaseException:
             store.close()

@@ -289,9 +289,12 @@ class Swapper:
         self._storage.read(which, columns)
         if len(elsewhere):
             self._empty(elsewhere)
+        self.at_odds = True
         placement.plan_swaps(where, which)
         placement.show(where, which)
-        return int(np.count_nonzero(self._put(where, columns, *placement.labels_and_ids(which))))
+        kept = self._put(where, columns, *placement.labels_and_ids(which))
+        self.at_odds = False
+        return int(np.count_nonzero(kept))
 
     def _take_back(self, slots: Ints, positions: Ints) -> Ints:
         """Write back the samples that slots lose to positions; return the other slots that show these."""
@@ -625,6 +628,9 @@ class Swapper:
                 return found + self._show_readable(slots[half:], positions[half:])
             self._placement.drop_unreadable(int(slots[0]))
             return [int(self._placement.members.ids[positions[0]])]
+        blocks = self._memory.blocks
+        if blocks is not None and self._memory.blocks_for(columns).sum() > blocks.free_count:
+            raise CorruptionError(f"{self._storage.path}: memory has no room for the samples that it held")
         self._memory.write(slots, columns, *self._placement.labels_and_ids(positions))
         return []
 

@@ -8,7 +8,7 @@ import pytest
 
 from memhier import CorruptionError
 from memhier.recsys.replay import CarouselBuffer, Field, StoredSamples
-from memhier.recsys.replay.codecs.choice import field_codec, longest
+from memhier.recsys.replay.codecs.choice import field_codec, longest_of
 from memhier.recsys.replay.schema import Column
 
 pytest.importorskip("PIL.Image", reason="needs memhier[images]")
@@ -38,7 +38,7 @@ def test_images_come_back_as_they_were(name: str, shape: tuple[int, ...]) -> Non
     )
     records: Any = codec.encode(values)
     assert codec.lossless
-    assert max(map(len, records)) <= longest(codec, column) == column.bytes
+    assert max(map(len, records)) <= longest_of(codec, column) == column.bytes
     out = np.empty_like(values)
     codec.decode([memoryview(record) for record in records], out)
     np.testing.assert_array_equal(out, values)

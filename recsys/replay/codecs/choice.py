@@ -5,7 +5,7 @@ from memhier.recsys.replay.codecs.images import ImageCodec
 from memhier.recsys.replay.codecs.product import ProductCodes
 from memhier.recsys.replay.schema import Column
 
-__all__ = ["field_codec", "longest"]
+__all__ = ["field_codec", "longest_of"]
 
 
 def field_codec(name: str | ProductCodes, column: Column) -> FieldCodec:
@@ -43,7 +43,7 @@ def field_codec(name: str | ProductCodes, column: Column) -> FieldCodec:
     raise ValueError(f"codec={name!r}: expected {known}")
 
 
-def longest(codec: FieldCodec, column: Column) -> int:
+def longest_of(codec: FieldCodec, column: Column) -> int:
     """Return how many bytes a value takes at most."""
     if codec.row_bytes is not None:
         return codec.row_bytes

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from memhier.errors import CorruptionError
 from memhier.recsys.replay.batch import Batch
-from memhier.recsys.replay.codecs.choice import field_codec, longest
+from memhier.recsys.replay.codecs.choice import field_codec, longest_of
 from memhier.recsys.replay.codecs.fields import FieldCodec
 from memhier.recsys.replay.schema import Columns, Field, Schema
 
@@ -54,7 +54,7 @@ class Encoding:
             return field
         if codec.row_bytes is not None:
             return Field("uint8", (codec.row_bytes,), mutable=field.mutable)
-        most = longest(codec, self.schema.columns[name])
+        most = longest_of(codec, self.schema.columns[name])
         return Field("uint8", (None,), longest=most, mean=min(field.mean, most))
 
     def encode(self, columns: Columns) -> Columns:

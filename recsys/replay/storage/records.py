@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memhier.errors import CorruptionError
-from memhier.recsys.replay.codecs.choice import field_codec, longest
+from memhier.recsys.replay.codecs.choice import field_codec, longest_of
 from memhier.recsys.replay.codecs.fields import FieldCodec, RawCodec, RoundedCodec, as_bytes
 from memhier.recsys.replay.schema import Column, Columns, Schema
 
@@ -39,11 +39,14 @@ class SampleCodec:
     def __init__(self, schema: Schema, names: Sequence[str], codecs: Mapping[str, str]) -> None:
         self._codecs: dict[str, FieldCodec] = {}
         self._varying: dict[str, Column] = {}
+        self._longest: dict[str, int] = {}
         for name in names:
             field = schema.fields[name]
             for column_name, column in field.columns(name).items():
                 codec = codecs.get(name, "none") if column_name == name else "none"
                 self._codecs[column_name] = field_codec(codec, column)
+            if field.varies:
+                self._longest[f"{name}.length"] = field.longest
             if field.varies and codecs.get(name, "none") == "none":
                 self._varying[name] = field.columns(name)[name]
         widths = [codec.row_bytes for name, codec in self._codecs.items() if name not in self._varying]
@@ -56,7 +59,7 @@ class SampleCodec:
         )
         columns = schema.columns
         self.longest: int = 4 * len(self._codecs) + sum(
-            longest(codec, columns[name]) for name, codec in self._codecs.items()
+            longest_of(codec, columns[name]) for name, codec in self._codecs.items()
         )
 
     def in_place(self, out: Columns) -> NDArray[np.uint8] | None:
@@ -90,6 +93,7 @@ class SampleCodec:
             stop = start + (codec.row_bytes or 0)
             codec.decode(rows[:, start:stop], out[name])
             start = stop
+        self._check_lengths(out)
 
     def records(self, columns: Columns) -> list[bytes]:
         """Return samples as records of their own lengths."""
@@ -128,6 +132,13 @@ class SampleCodec:
                 codec.decode(_stacked(column, codec.row_bytes or 0), out[name])
             else:
                 codec.decode(column, out[name])
+
+        self._check_lengths(out)
+
+    def _check_lengths(self, out: Columns) -> None:
+        for name, longest in self._longest.items():
+            if not ((out[name] >= 0) & (out[name] <= longest)).all():
+                raise CorruptionError(f"{name}: expected 0 to {longest}, got {out[name].tolist()}")
 
     def round_trip(self, columns: Columns) -> Columns:
         """Return samples as they come back from storage."""
