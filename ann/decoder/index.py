@@ -342,8 +342,8 @@ class LogitIndex:
             Say of each state if its answer is proven; takes the preview with bounds instead of any other method.
         complete
             With `certify`: answer states without a proof by the full product; `proven` stays False for these. If the
-            full product of the whole batch costs less, by the counts of the build and with ``method="auto"``, it
-            answers, and proves all but ties within rounding.
+            full product of a float32 layer costs less for the batch, by the counts of the build and with
+            ``method="auto"``, it answers, and proves all but ties within rounding.
         method
             Another way than the build's.
 
@@ -687,7 +687,8 @@ class LogitIndex:
         return self._engine.preview(states, k, settings.limit(k, self._words), settings.coarse(k), among)
 
     def _certified(self, states: Floats, k: int, complete: bool, among: Allowed | None) -> TopK:
-        if complete and among is None and not self.proof_pays(len(states)):
+        narrow = self.layer is not None and self.layer.dtype != "float32"  # whose rows NumPy widens for a product
+        if complete and among is None and not narrow and not self.proof_pays(len(states)):
             return self.proven_of(states, self._engine.full(states, min(k + 1, self._words)), k)
         found = self._engine.certify(states, k, self._settings.limit(k, self._words, CERTIFY_LIMIT), among)
         if complete:

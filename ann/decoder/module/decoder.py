@@ -199,7 +199,7 @@ class TopKSoftmax(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the result of :meth:`topk`, and bool ``[...]``: True for proven answers.
 
-        Answers without a proof come from the full product, and all answers where that costs less, as
+        Answers without a proof come from the full product, and all answers of a batch for which that costs less, as
         :meth:`LogitIndex.topk` says for `complete`. Arguments as in :meth:`topk`.
         """
         states, words, index = _states(hidden), _arrays_of(allowed), self.index

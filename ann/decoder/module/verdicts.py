@@ -51,8 +51,12 @@ class Bounded:
     rare_sum: Doubles  # at least the sum of exp of their bounds, as a share of the head's
 
     def of(self, rows: Ints) -> "Bounded":
-        """Return some states."""
-        return Bounded(*(getattr(self, name)[rows] for name in self.__dataclass_fields__))
+        """Return some states, in ascending order."""
+        return (
+            self
+            if len(rows) == len(self.best)
+            else Bounded(*(getattr(self, name)[rows] for name in self.__dataclass_fields__))
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,11 +120,10 @@ def _in_nucleus(found: Bounded, asked: Asked, top_p: float) -> Signs:
     verdict = np.where(most < top_p, 1, np.where(above >= top_p * (1 + found.tail), -1, 0)).astype(np.int8)
     open_ = np.flatnonzero(verdict == 0)
     if len(open_):
-        some = found.of(open_)
-        higher = asked.of(open_).above(some.drawn[:, TRIES:], some.drawn_scores[:, TRIES:])
-        sample = some.kept[:, TRIES:] * (top_p - higher)
+        higher = asked.of(open_).above(found.drawn[open_, TRIES:], found.drawn_scores[open_, TRIES:])
+        sample = found.kept[open_, TRIES:] * (top_p - higher)
         least = np.where(beyond[open_], top_p - 1, 0.0)
-        verdict[open_] = _is_above(sample, (least, top_p), above[open_] - top_p, some.tail)
+        verdict[open_] = _is_above(sample, (least, top_p), above[open_] - top_p, found.tail[open_])
     return verdict
 
 
@@ -132,8 +135,7 @@ def _above(found: Bounded, levels: Doubles, least: float) -> Signs:
     verdict = np.where(first | (share >= 1 + found.tail), 1, np.where(below, -1, 0)).astype(np.int8)
     open_ = np.flatnonzero(verdict == 0)
     if len(open_):
-        some = found.of(open_)
-        verdict[open_] = -is_mean_above(some.kept[:, TRIES:], (share[open_] - 1) / some.tail)
+        verdict[open_] = -is_mean_above(found.kept[open_, TRIES:], (share[open_] - 1) / found.tail[open_])
     return verdict
 
 
