@@ -16,8 +16,8 @@ from memhier.benchmarks.suites.sets import SUITE_SETS, read_suite_set
 from memhier.io.outside import npy_header, reading
 
 __all__ = [
-    "SEARCH_SETS", "Images", "SearchSet", "criteo_dac", "data_folder", "data_set_folder", "gowalla", "load_images",
-    "load_search_set", "use_data_folder",
+    "SEARCH_SETS", "Images", "SearchSet", "criteo_dac", "data_folder", "data_set_folder", "gowalla",
+    "in_equal_parts", "load_images", "load_search_set", "use_data_folder",
 ]  # fmt: skip
 
 Matrix: TypeAlias = npt.NDArray[Any]
@@ -115,8 +115,11 @@ def load_images(name: str, samples: int | None = None) -> Images:
     folder = data_set_folder(name, "cifar10-jpeg" if name == "cifar10" else name)
     read = _read_packed if name == "cifar10" else _read_idx
     images = Images(*read(folder, True), *read(folder, False))
-    if samples is None:
-        return images
+    return images if samples is None else in_equal_parts(images, samples)
+
+
+def in_equal_parts(images: Images, samples: int) -> Images:
+    """Return a data set with as many training images, in equal parts of all classes and drawn with a fixed seed."""
     random, classes = np.random.default_rng(0), np.unique(images.train_labels)
     some = np.concatenate([
         random.permutation(np.flatnonzero(images.train_labels == label))[: samples // len(classes)] for label in classes

@@ -93,16 +93,17 @@ def list_(names: tuple[str, ...], verbose: bool, envs: Path | None) -> None:
 @click.option("--data", type=click.Path(file_okay=False, path_type=Path), envvar="MEMHIER_DATA", default=None,
               help="The folder of data sets.")  # fmt: skip
 @click.option("--report", "report_path", type=_NEW_FILE, help="Write an HTML report.")
+@click.option("--resume", is_flag=True, help="Go on with the parts that workloads such as replay-paper keep in --work.")
 def run(
     names: tuple[str, ...], size: str, groups: tuple[str, ...], only: tuple[str, ...], results_path: Path,
-    work: Path | None, envs: Path | None, data: Path | None, report_path: Path | None,
+    work: Path | None, envs: Path | None, data: Path | None, report_path: Path | None, resume: bool,
 ) -> None:  # fmt: skip
     """Run the workloads NAMES, or all of them."""
     chosen = _choose(names, groups, only)
     if data is not None:
         use_data_folder(data)
     place = work or default_environments().parent / "bench"
-    plan = Plan(chosen, "quick" if size == "quick" else "full", place, envs or default_environments(), only)
+    plan = Plan(chosen, "quick" if size == "quick" else "full", place, envs or default_environments(), only, resume)
     place.mkdir(parents=True, exist_ok=True)
     # Two runs would disturb each other's figures, and write into each other's files.
     with hold_alone(results_path, "--results:"), hold_alone(place / "lock", "--work:"):

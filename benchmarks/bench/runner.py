@@ -29,6 +29,8 @@ class Plan:
         The folder of the peers' virtual environments.
     only
         Names of peers or adapters; all when empty.
+    resume
+        Whether programs that keep their parts go on with those.
     """
 
     workloads: list[Workload]
@@ -36,6 +38,7 @@ class Plan:
     work: Path
     environments: Path
     only: tuple[str, ...] = ()
+    resume: bool = False
 
 
 def run(plan: Plan, results: Results, say: Callable[[str], None]) -> None:
@@ -57,7 +60,7 @@ def run(plan: Plan, results: Results, say: Callable[[str], None]) -> None:
             if workload.function == "search":
                 run_search(workload, plan.size, plan.work, plan.environments, results, plan.only, say)
             else:
-                run_script(workload, plan.size, scratch, plan.environments, results)
+                run_script(workload, plan.size, scratch, plan.environments, results, plan.resume)
         except Exception as error:
             failed = {"workload": workload.name, "size": plan.size, "stage": "run"}
             results.add(f"{workload.name}/{plan.size}", kind="failed", why=f"{type(error).__name__}: {error}", **failed)

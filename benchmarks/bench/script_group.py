@@ -19,12 +19,15 @@ MODULES = "memhier.benchmarks.workloads."
 _MISSING = ("no data set", "no traces at", "is not installed")
 
 
-def run_script(workload: Workload, size: Size, work: Path, environments: Path, results: Results) -> None:
+def run_script(
+    workload: Workload, size: Size, work: Path, environments: Path, results: Results, resume: bool = False
+) -> None:
     """Run a program of :mod:`memhier.benchmarks.workloads` once, unless that was done.
 
     It runs with the interpreter of its group if ``memhier bench install`` made one for the packages in the workload's
     parameter ``install``. The program reports a rival that it cannot import. ``--workload`` names the workload if its
-    file has a table of options.
+    file has a table of options. One with the parameter ``keeps`` gets a folder beside `work`, to keep the parts of its
+    result that are finished, and goes on with those if it is to `resume`.
     """
     task = f"{workload.name}/{size}"
     parameters = workload.at(size)
@@ -36,6 +39,9 @@ def run_script(workload: Workload, size: Size, work: Path, environments: Path, r
         out = Path(scratch) / "out.json"
         options = ["--workload", workload.name] if "options" in parameters else []
         place = ["--dir", scratch] if parameters.get("on_device") else []
+        if parameters.get("keeps"):
+            kept = work.parent / "kept" / f"{workload.name}-{size}"
+            place += ["--runs", str(kept), *(["--resume"] if resume else [])]
         python, module = group_python(workload.group, environments), MODULES + parameters["module"]
         started = time.perf_counter()
         with Neighbours() as neighbours:

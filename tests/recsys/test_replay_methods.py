@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -79,12 +80,29 @@ def test_der_can_refresh_logits(tmp_path: Path) -> None:
         learner.learn_task(images, labels)
         before = {id: row.copy() for id, row in stored_logits(buffer, tmp_path / "b").items()}
         learner.refreshes = True
-        learner.step(images[:32], labels[:32], first=False)
+        learner.step(images[:32], labels[:32], keeps=False)
         buffer.checkpoint()
         changed = [
             id for id, row in stored_logits(buffer, tmp_path / "b").items() if not np.array_equal(row, before[id])
         ]
         assert 0 < len(changed) <= 30
+
+
+@pytest.mark.parametrize(("name", "passes"), [("ER", 0), ("TinyER", 0), ("DER++", 3)])
+def test_logits_come_from_the_last_pass(tmp_path: Path, name: str, passes: int) -> None:
+    images, labels = blobs(100, seed=1)
+    kind = METHODS[name]
+    with CarouselBuffer(tmp_path / "b", memory=30, schema=kind.schema((6, 6), CLASSES), admit=kind.admit) as buffer:
+        learner = kind(Small, buffer, prepare, classes=CLASSES, batch=20, epochs=4)
+        arrivals = []
+
+        def descend(loss: Tensor) -> None:
+            arrivals.append(buffer.stats()["arrivals"])
+
+        with mock.patch.object(learner, "descend", descend):
+            learner.learn_task(images, labels)
+        # A batch comes after its step.
+        assert arrivals == [0] * 5 * passes + [0, 20, 40, 60, 80] + [100] * 5 * (3 - passes)
 
 
 def stored_logits(buffer: CarouselBuffer, place: Path) -> dict[int, np.ndarray]:

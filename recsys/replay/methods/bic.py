@@ -50,7 +50,7 @@ class BiC(Learner):
             self.fit_line()
         self.before = copy.deepcopy(self.model).eval()
 
-    def step(self, images: Tensor, labels: Tensor, first: bool) -> None:
+    def step(self, images: Tensor, labels: Tensor, keeps: bool) -> None:
         """Learn from labels, and from the logits of the model before for the old classes."""
         replayed = self.buffer.sample(self.batch)
         inputs = self.prepare(torch.cat([images, images_of(replayed)]))
@@ -64,7 +64,7 @@ class BiC(Learner):
             loss = (1 - share) * loss - share * (said * told).sum(1).mean()
         self.descend(loss)
         self.end_step(replayed, logits[len(images) :])
-        if first:
+        if keeps:
             self.keep(images, labels)
 
     def fit_line(self) -> None:

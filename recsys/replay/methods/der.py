@@ -26,7 +26,7 @@ class DERPlusPlus(Learner):
     beta: float = 0.5
     refreshes = False
 
-    def step(self, images: Tensor, labels: Tensor, first: bool) -> None:
+    def step(self, images: Tensor, labels: Tensor, keeps: bool) -> None:
         """Learn from a batch of the stream and two of memory."""
         darker, other = self.buffer.sample(self.batch), self.buffer.sample(self.batch)
         parts = [images, images_of(darker), images_of(other)]
@@ -40,5 +40,5 @@ class DERPlusPlus(Learner):
         if self.refreshes and len(darker):
             self.buffer.refresh(darker, {"logits": dark.detach().numpy()})
         self.end_step(other, plain)
-        if first:
+        if keeps:
             self.keep(images, labels, logits=new.detach().numpy())

@@ -12,12 +12,12 @@ __all__ = ["ER"]
 class ER(Learner):
     """Every step learns from a batch of the stream and one of memory."""
 
-    def step(self, images: Tensor, labels: Tensor, first: bool) -> None:
+    def step(self, images: Tensor, labels: Tensor, keeps: bool) -> None:
         """Learn from a batch of the stream and as many samples of memory."""
         old = self.buffer.sample(self.batch)
         together = torch.cat([images, images_of(old)])
         logits = self.model(self.prepare(together))
         self.descend(cross_entropy(logits, torch.cat([labels, labels_of(old)])))
         self.end_step(old, logits[len(images) :])
-        if first:
+        if keeps:
             self.keep(images, labels)

@@ -22,9 +22,9 @@ class GDumb(Learner):
 
     steps = 800
 
-    def step(self, images: Tensor, labels: Tensor, first: bool) -> None:
+    def step(self, images: Tensor, labels: Tensor, keeps: bool) -> None:
         """Hand samples to the buffer."""
-        if first:
+        if keeps:
             self.keep(images, labels)
 
     def learn_task(self, images: Tensor, labels: Tensor) -> None:

@@ -37,7 +37,7 @@ class ICaRL(Learner):
             chosen = of_class[herding(self.features(images[of_class]), each)]
             self.buffer.hold((first + chosen).numpy())
 
-    def step(self, images: Tensor, labels: Tensor, first: bool) -> None:
+    def step(self, images: Tensor, labels: Tensor, keeps: bool) -> None:
         """Learn new classes from their labels, old ones from the outputs of the model before."""
         replayed = self.buffer.sample(self.batch)
         inputs = self.prepare(torch.cat([images, images_of(replayed)]))

@@ -46,7 +46,8 @@ class Learner:
     admit
         The admission that the method's authors use.
     stores_logits
-        Whether samples carry the logits that the model gave them.
+        Whether samples carry the logits that the model gave them. They come to the buffer in the last pass over their
+        task then, with the logits of a model that knows them; in the first without.
     """
 
     admit: ClassVar[str] = "class_balanced"
@@ -82,11 +83,12 @@ class Learner:
     def learn_task(self, images: Tensor, labels: Tensor) -> None:
         """Learn the samples of new classes: images uint8 [n, ...], labels int64 [n]."""
         self.seen += [label for label in classes_in(labels) if label not in self.seen]
+        keeping = self.epochs - 1 if self.stores_logits else 0
         for some, epoch in self.order(len(images)):
-            self.step(images[some], labels[some], first=epoch == 0)
+            self.step(images[some], labels[some], keeps=epoch == keeping)
 
-    def step(self, images: Tensor, labels: Tensor, first: bool) -> None:
-        """Learn from a batch of the stream, which comes for the first time or again."""
+    def step(self, images: Tensor, labels: Tensor, keeps: bool) -> None:
+        """Learn from a batch of the stream, which comes once in every pass; the buffer keeps it in one of them."""
         raise NotImplementedError
 
     def predict(self, inputs: Tensor) -> Tensor:

@@ -37,7 +37,7 @@ class RM(Learner):
         chosen = few[rainbow(lambda: self.predict_noisy(images[few]), labels[few], each)]
         self.buffer.hold((first + chosen).numpy())
 
-    def step(self, images: Tensor, labels: Tensor, first: bool) -> None:
+    def step(self, images: Tensor, labels: Tensor, keeps: bool) -> None:
         """Learn from a batch of the stream and one of memory, mixed."""
         old = self.buffer.sample(self.batch)
         inputs, targets = self.prepare(torch.cat([images, images_of(old)])), torch.cat([labels, labels_of(old)])

@@ -21,7 +21,7 @@ class TinyER(Learner):
         self.task_of |= dict.fromkeys(classes_in(labels), task)
         super().learn_task(images, labels)
 
-    def step(self, images: Tensor, labels: Tensor, first: bool) -> None:
+    def step(self, images: Tensor, labels: Tensor, keeps: bool) -> None:
         """Learn from a batch of the stream and as many samples of memory."""
         old = self.buffer.sample(self.batch)
         logits = self.model(self.prepare(torch.cat([images, images_of(old)])))
@@ -29,7 +29,7 @@ class TinyER(Learner):
         logits = logits.masked_fill(~self.own_task(targets), -1e9)
         self.descend(cross_entropy(logits, targets))
         self.end_step(old, logits[len(images) :])
-        if first:
+        if keeps:
             self.keep(images, labels)
 
     def own_task(self, labels: Tensor) -> Tensor:
