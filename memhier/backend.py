@@ -63,6 +63,7 @@ if TYPE_CHECKING:
         SearchOutput = _core.SearchOutput
         SearchRequest = _core.SearchRequest
         StackDistances = _core.StackDistances
+        StoredLists = _core.StoredLists
         StoredRows = _core.StoredRows
         UpdatedRows = _core.UpdatedRows
         WavePart = _core.WavePart

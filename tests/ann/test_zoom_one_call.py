@@ -9,6 +9,7 @@ import pytest
 from memhier import backend
 from memhier.ann import ZoomIndex
 from memhier.ann.zoom.search.search import Search
+from memhier.ann.zoom.storage import layout
 
 pytestmark = pytest.mark.skipif(backend.core is None, reason="needs the compiled core")
 OPTIONS: tuple[dict[str, Any], ...] = (
@@ -21,8 +22,8 @@ OPTIONS: tuple[dict[str, Any], ...] = (
 
 
 def vectors(dtype: str, dimension: int) -> Any:
-    rng = np.random.default_rng(dimension)
-    values = np.abs(rng.normal(size=(1500 if dimension < 1000 else 300, dimension)) * (20 if dtype == "uint8" else 1))
+    rng, count = np.random.default_rng(dimension), 1500 if dimension < 1000 else 300
+    values = np.abs(rng.normal(size=(count, dimension)) * (20 if dtype == "uint8" else 1))
     values[5], values[7] = values[6], 0
     return values.astype(dtype)
 
@@ -38,26 +39,60 @@ def test_one_call_finds_as_steps_do(
 ) -> None:
     base = vectors(dtype, dimension)
     queries = np.concatenate([base[9:30].astype(np.float32), np.ones((1, dimension), np.float32)])
-    rng = np.random.default_rng(0)
-    tags = [rng.integers(0, 5, rng.integers(0, 4)).tolist() for _ in base]
-    attributes = {"price": rng.random(len(base)), "tags": tags}
-    with ZoomIndex.build(tmp_path / "index", base, attributes=attributes, metric=metric, dram="24MiB") as index:
+    with ZoomIndex.build(
+        tmp_path / "index", base, attributes=attributes_of(len(base)), metric=metric, dram="24MiB"
+    ) as index:
         for change in range(2):
             if change:
                 index.remove(np.arange(0, len(base), 3))
-            found = [index.search(queries, **options) for options in OPTIONS]
-            for each, options in zip(found, OPTIONS, strict=True):
-                with monkeypatch.context() as patch:
-                    patch.setattr(Search, "compiled", lambda search, effort: None)
-                    steps = index.search(queries, **options)
-                np.testing.assert_array_equal(each.ids, steps.ids)
-                np.testing.assert_array_equal(each.distances, steps.distances)
-                pool = ("reads", "pages", "bytes")  # which depend on the pages held
-                assert {n: v for n, v in each.stats.items() if n not in pool} == {
-                    n: v for n, v in steps.stats.items() if n not in pool
-                }
-                alone = index.search(queries[3], **options)
-                np.testing.assert_array_equal(alone.ids, each.ids[3])
+            check_one_call(index, queries, monkeypatch)
+
+
+def attributes_of(count: int) -> dict[str, Any]:
+    """Return a price and tags for each vector."""
+    rng = np.random.default_rng(0)
+    return {"price": rng.random(count), "tags": [rng.integers(0, 5, rng.integers(0, 4)).tolist() for _ in range(count)]}
+
+
+def check_one_call(index: ZoomIndex, queries: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compare searches in one call with searches in steps."""
+    for options in OPTIONS:
+        found = index.search(queries, **options)
+        with monkeypatch.context() as patch:
+            patch.setattr(Search, "compiled", lambda search, effort: None)
+            steps = index.search(queries, **options)
+        np.testing.assert_array_equal(found.ids, steps.ids)
+        np.testing.assert_array_equal(found.distances, steps.distances)
+        pool = ("reads", "pages", "bytes")  # which depend on the pages held, and on the queries of a wave
+        assert {n: v for n, v in found.stats.items() if n not in pool} == {
+            n: v for n, v in steps.stats.items() if n not in pool
+        }
+        alone = index.search(queries[3], **options)
+        np.testing.assert_array_equal(alone.ids, found.ids[3])
+
+
+@pytest.mark.filterwarnings("ignore::memhier.errors.RecallWarning", "ignore:calibration found:UserWarning")
+@pytest.mark.parametrize(
+    ("metric", "dtype", "dimension"),
+    [("l2", "float32", 24), ("ip", "uint8", 130), pytest.param("cosine", "float16", 3, marks=pytest.mark.long)],
+)
+def test_one_call_finds_as_steps_do_with_codes_on_ssd(
+    metric: Any, dtype: str, dimension: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = vectors(dtype, dimension)
+    queries = np.concatenate([base[9:30].astype(np.float32), np.ones((1, dimension), np.float32)])
+    ids = np.arange(len(base)) + (2**40 if metric == "ip" else 0)
+    monkeypatch.setattr(layout, "_fair_bytes", lambda padded: 1000)
+    with ZoomIndex.build(
+        tmp_path / "index", base, ids=ids, metric=metric, dram="1MiB", attributes=attributes_of(len(base))
+    ) as index:
+        assert index.stats()["codes"] == "ssd"
+        check_one_call(index, queries, monkeypatch)
+        index.remove(ids[::3])
+        more = (base[:40] / 2).astype(dtype)
+        index.add(more, ids=ids[:40] + len(base), attributes=attributes_of(len(more)))
+        index.commit()
+        check_one_call(index, queries, monkeypatch)
 
 
 def test_a_query_that_overflows_is_named(tmp_path: Path) -> None:

@@ -252,6 +252,13 @@ class Preview:
         radii = np.sqrt(squared / np.maximum(counts, 1)).astype(np.float32)
         return replace(self, radii=radii)
 
+    def routed(self, effort: Effort, among: Ints | None) -> int:
+        """Return how many lists a search is routed to at first; `among` as :meth:`route`."""
+        if not self.on_ssd or effort.gap == np.inf:
+            return effort.nprobe
+        # A wider search would read the first lists again.
+        return min(_ROUTED_MORE * effort.nprobe, self.lists if among is None else len(among))
+
     def search(
         self,
         turned: Floats,
@@ -264,10 +271,7 @@ class Preview:
         """Return the candidates among the codes of `parts` for turned queries ``[q, d]``; `among` as :meth:`route`."""
         # Only a scan that may end before the last list needs their order.
         in_order = effort.gap < np.inf
-        nprobe = effort.nprobe
-        if self.on_ssd and in_order:  # a wider search would read the first lists again
-            nprobe = min(_ROUTED_MORE * nprobe, self.lists if among is None else len(among))
-        probes = self.route(turned, nprobe, in_order=in_order, among=among)
+        probes = self.route(turned, self.routed(effort, among), in_order=in_order, among=among)
         if isinstance(self.book, ProductBook):
             return self._search_product(turned, probes, parts, effort.candidates or k)
         wanted, eps = (k, effort.eps) if effort.candidates is None else (effort.candidates, 0.0)

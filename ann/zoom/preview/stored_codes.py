@@ -11,6 +11,8 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from memhier import backend
+from memhier.ann.zoom.filters.bitmaps import Words
 from memhier.ann.zoom.preview.blocks import BLOCK_ROWS, interleave
 from memhier.io.page_file import PAGE_BYTES
 from memhier.io.read_arguments import Tallies
@@ -142,6 +144,14 @@ class StoredCodes:
     def memory_bytes(self) -> int:
         """DRAM held, in bytes."""
         return self.starts.nbytes + self._offsets.nbytes
+
+    def compiled(self, allowed: Words | None) -> Any:
+        """Return them as the native core takes them, with a bit for each row that may be found; None for all."""
+        assert backend.core is not None
+        return backend.core.StoredLists(
+            file=self._file, starts=self.starts, offsets=self._offsets, block_bytes=self.block_bytes,
+            id_bytes=self.id_dtype.itemsize, allowed=allowed,
+        )  # fmt: skip
 
     def blocks_of(self, lists: Ints) -> Ints:
         """Return the number of blocks of each list."""

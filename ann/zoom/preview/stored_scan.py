@@ -6,7 +6,8 @@ that lies beyond its end as far as it is known. A query has the waves that it wo
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from functools import cached_property
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +35,7 @@ _WINDOW = 128  # lists of a query in one wave, at most
 Ints: TypeAlias = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StoredPart:
     """The codes of rows that were written together, on SSD.
 
@@ -61,6 +62,11 @@ class StoredPart:
     def rows(self) -> int:
         """The number of rows."""
         return len(self.codes)
+
+    @cached_property
+    def compiled(self) -> Any:
+        """The part as the native core takes it, made once for all searches of a snapshot."""
+        return self.codes.compiled(self.allowed)
 
 
 Parts: TypeAlias = Sequence[CodedPart | StoredPart]

@@ -280,7 +280,7 @@ class Search:
         self, queries: Floats, k: int, effort: Effort, limits: ReadLimits, radius: Floats | None, limit: int = 0
     ) -> Any:
         """Return a request to the native core; with no `limit` given, for as many candidates as are kept at first."""
-        core, router = backend.core, self.snapshot.preview.router
+        core, preview = backend.core, self.snapshot.preview
         assert core is not None
         few, most = self.candidate_limits(k, effort)
         limit = limit or few
@@ -291,7 +291,8 @@ class Search:
             put_off=limit < most,
         )  # fmt: skip
         among = self.selection.rows.lists
-        routes = router.routes(effort.nprobe, in_order=effort.gap < np.inf, among=among)
+        routed = preview.routed(effort, among)
+        routes = preview.router.routes(routed, in_order=effort.gap < np.inf, among=among)
         return core.SearchRequest(queries=queries, routes=routes, effort=hard, radius=radius)
 
     def find(self, states: list[Any], requests: list[Any], queries: Floats, found: Found, first: int = 0) -> Ranking:
@@ -450,12 +451,12 @@ class Search:
         turned = snapshot.preview.turn(snapshot.space.queries(queries, first))
         candidates = self._scanned(turned, coded, k, effort, limit, among)
         wider = effort
-        if wider.nprobe < lists:
+        if snapshot.preview.routed(wider, among) < lists:
             is_open = candidates.counts < k
             if effort.gap < np.inf:
                 is_open |= candidates.tally["open"] > 0
             short = np.flatnonzero(is_open)
-        while wider.nprobe < lists and len(short):
+        while snapshot.preview.routed(wider, among) < lists and len(short):
             wider = replace(wider, nprobe=min(WIDER * wider.nprobe, lists))
             step = max(1, self.scan_bytes // (wider.nprobe * _PROBE_BYTES))
             left = []

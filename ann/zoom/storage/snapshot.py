@@ -16,7 +16,7 @@ from memhier.ann.zoom.preview.codes import CodeBook
 from memhier.ann.zoom.preview.preview import Preview
 from memhier.ann.zoom.preview.scan_arguments import CodedPart, split_positions
 from memhier.ann.zoom.preview.space import PreviewSpace
-from memhier.ann.zoom.preview.stored_scan import WAVE_COPIES
+from memhier.ann.zoom.preview.stored_scan import WAVE_COPIES, StoredPart
 from memhier.ann.zoom.storage.arrays import PartArrays
 from memhier.ann.zoom.storage.catalog import Description, load_preview
 from memhier.ann.zoom.storage.fresh import Fresh
@@ -26,6 +26,7 @@ from memhier.ann.zoom.storage.layout import CONTEXTS_MOST, pool_pages, scan_byte
 from memhier.ann.zoom.storage.part import Findable, IndexPart, PartFiles, findable, held_bytes
 from memhier.ann.zoom.storage.stored_arrays import StoredArrays
 from memhier.io.kernels import METRICS, ROW_DTYPES
+from memhier.io.page_file import PAGE_BYTES
 from memhier.io.reader import Reader
 from memhier.rows.rank_request import HotPages, page_keys
 from memhier.rows.ranking import page_rows_of
@@ -88,13 +89,16 @@ class IndexSnapshot:
     def compiled_of(self, rows: Findable) -> Any:
         """Return the state as a search of some rows takes it in one call of the native core.
 
-        None where there is no core, and where a search takes several steps: with codes on SSD, or without bounds.
+        None where there is no core, and where codes have no bounds.
         """
         if (shared := self._compiled_for_all) is None:
             return None
+        stored = [part for part in rows.coded if isinstance(part, StoredPart)]
         return backend.core.IndexState(  # type: ignore[union-attr]
             **shared,
             parts=[part.compiled for part in rows.coded if isinstance(part, CodedPart)],
+            stored_lists=[part.compiled for part in stored],
+            wave_pages=WAVE_COPIES * stored[0].wave_bytes // PAGE_BYTES if stored else 0,
             routing=self.preview.router.compiled(rows.lists),
             page_rows=[part.compiled for part in rows.page_rows],
         )  # fmt: skip
@@ -103,7 +107,7 @@ class IndexSnapshot:
     def _compiled_for_all(self) -> dict[str, Any] | None:
         """The state without the rows that may be found, made once for all searches."""
         core, preview, space = backend.core, self.preview, self.space
-        if core is None or preview.on_ssd or not isinstance(preview.book, CodeBook):
+        if core is None or not isinstance(preview.book, CodeBook):
             return None
         stored = core.StoredRows(
             type=ROW_DTYPES.index(self.dtype_name), row_bytes=self.row_bytes, per_page=self.page_rows,

@@ -649,6 +649,18 @@ class StoredRows:
         hot_pages: numpy.typing.NDArray[Any] | memoryview,
     ) -> None: ...
 
+class StoredLists:
+    def __init__(
+        self,
+        *,
+        file: int,
+        starts: numpy.typing.NDArray[numpy.int64],
+        offsets: numpy.typing.NDArray[numpy.int64],
+        block_bytes: int,
+        id_bytes: int,
+        allowed: numpy.typing.NDArray[numpy.uint64] | None,
+    ) -> None: ...
+
 class IndexState:
     def __init__(
         self,
@@ -657,6 +669,8 @@ class IndexState:
         lists: CodeLists,
         book: CodeBook,
         parts: Sequence[CodedPart],
+        stored_lists: Sequence[StoredLists],
+        wave_pages: int,
         routing: ListRouting,
         stored: StoredRows,
         page_rows: Sequence[PageRows],

@@ -267,34 +267,35 @@ class PageReader {
       require(std::any_of(of_pages.begin(), of_pages.end(), known), "page_rows: the rows of every candidate");
     }
 
-    return rank_rows(
-        [&] {
-          return RankBatch{of.queries.data(),
-                           count,
-                           of.queries.shape(1),
-                           static_cast<RowType>(of.type),
-                           static_cast<Metric>(of.metric),
-                           of.row_bytes,
-                           of.first.data(),
-                           of.files.data(),
-                           of.offsets.data(),
-                           of.lower.data(),
-                           of.ids.data(),
-                           of.thresholds.data(),
-                           of.k,
-                           of.first_round,
-                           of.max_reads,
-                           time_limit(of.deadline),
-                           {workspace.data(), workspace.bytes()},
-                           {{hot_keys.data(), hot_keys.size()}, hot_pages.data()},
-                           per_page,
-                           {&of_all, 1},
-                           result.ids.data(),
-                           result.distances.data(),
-                           result.files.data(),
-                           result.offsets.data(),
-                           result.tally.data(),
-                           result.rounds ? result.rounds->data() : nullptr};
+    return read_all(
+        [&](const ReadBatch& read) {
+          const RankBatch batch{of.queries.data(),
+                                count,
+                                of.queries.shape(1),
+                                static_cast<RowType>(of.type),
+                                static_cast<Metric>(of.metric),
+                                of.row_bytes,
+                                of.first.data(),
+                                of.files.data(),
+                                of.offsets.data(),
+                                of.lower.data(),
+                                of.ids.data(),
+                                of.thresholds.data(),
+                                of.k,
+                                of.first_round,
+                                of.max_reads,
+                                time_limit(of.deadline),
+                                {workspace.data(), workspace.bytes()},
+                                {{hot_keys.data(), hot_keys.size()}, hot_pages.data()},
+                                per_page,
+                                {&of_all, 1},
+                                result.ids.data(),
+                                result.distances.data(),
+                                result.files.data(),
+                                result.offsets.data(),
+                                result.tally.data(),
+                                result.rounds ? result.rounds->data() : nullptr};
+          return Rounds(batch, read).run();
         },
         tally);
   }
@@ -312,41 +313,45 @@ class PageReader {
     require(tally.size() == 1, "tally: one record");
     RankedRows found;
     std::vector<std::span<const PageRows>> page_rows;
-    return rank_rows(
-        [&] {
+    return read_all(
+        [&](const ReadBatch& read) -> std::optional<Fault> {
           for (std::size_t i = 0, first = 0; i < states.size(); first += requests[i++]->queries.shape(0)) {
             const SearchRequest& each = *requests[i];
             CandidateSearch candidates(*states[i], each.effort, each.routes);
-            candidates.run(each.queries.data(), each.queries.shape(0), each.radius ? each.radius->data() : nullptr,
-                           out.scanned.data() + first, out.admitted.data() + first, found);
+            if (auto fault = candidates.run(each.queries.data(), each.queries.shape(0),
+                                            each.radius ? each.radius->data() : nullptr, out.scanned.data() + first,
+                                            out.admitted.data() + first, read, found))
+              return fault;
             page_rows.insert(page_rows.end(), states.size() == 1 ? 1 : each.queries.shape(0), states[i]->rows);
           }
-          return RankBatch{of.queries.data(),
-                           count,
-                           of.queries.shape(1),
-                           static_cast<RowType>(state.stored.type),
-                           state.space.metric(),
-                           state.stored.row_bytes,
-                           found.first.data(),
-                           found.files.data(),
-                           found.offsets.data(),
-                           found.lower.data(),
-                           found.ids.data(),
-                           found.thresholds.data(),
-                           of.effort.k,
-                           of.effort.first_round,
-                           of.effort.max_reads,
-                           time_limit(of.effort.deadline),
-                           {workspace.data(), workspace.bytes()},
-                           state.stored.hot(),
-                           state.stored.per_page,
-                           page_rows,
-                           out.ids.data(),
-                           out.distances.data(),
-                           out.files.data(),
-                           out.offsets.data(),
-                           out.ranked.data(),
-                           nullptr};
+          const RankBatch batch{of.queries.data(),
+                                count,
+                                of.queries.shape(1),
+                                static_cast<RowType>(state.stored.type),
+                                state.space.metric(),
+                                state.stored.row_bytes,
+                                found.first.data(),
+                                found.files.data(),
+                                found.offsets.data(),
+                                found.lower.data(),
+                                found.ids.data(),
+                                found.thresholds.data(),
+                                of.effort.k,
+                                of.effort.first_round,
+                                of.effort.max_reads,
+                                time_limit(of.effort.deadline),
+                                {workspace.data(), workspace.bytes()},
+                                state.stored.hot(),
+                                state.stored.per_page,
+                                page_rows,
+                                out.ids.data(),
+                                out.distances.data(),
+                                out.files.data(),
+                                out.offsets.data(),
+                                out.ranked.data(),
+                                nullptr};
+          if (auto fault = Rounds(batch, read).run()) return fault;
+          return name_rows(state, found, out.ids.data(), out.ids.size(), read);
         },
         tally);
   }
@@ -431,9 +436,9 @@ class PageReader {
   // Of the many small batches of one ranking, every so manieth looks whether a signal wants the call to end.
   static constexpr std::size_t kCallsPerSignal = 16;
 
-  // Ranks the batch that is made, without the GIL.
-  template <class Made>
-  std::optional<Description> rank_rows(const Made& made, const Array<ReadTally, 1>& tally) {
+  // Runs work that reads many small batches, without the GIL.
+  template <class Work>
+  std::optional<Description> read_all(const Work& work, const Array<ReadTally, 1>& tally) {
     make_pool_after_fork();
     const std::shared_ptr<const Table> table = table_;
     const std::shared_ptr<BufferPool> held = held_;
@@ -442,9 +447,7 @@ class PageReader {
     std::optional<Fault> fault;
     {
       nb::gil_scoped_release released;
-      const RankBatch batch = made();
-      Rounds rounds(batch, batches_on(*table, held.get(), requests, done));
-      fault = rounds.run();
+      fault = work(batches_on(*table, held.get(), requests, done));
     }
     ++calls_;
     requests_ += requests;

@@ -122,15 +122,15 @@ void ByteQuery::assign(const float* values, float largest) {
   offset_ = static_cast<float>(weighted_sum(bytes_.data(), format_)) / 2;
 }
 
-void ByteQuery::dot(const std::uint8_t* base, std::size_t total, const RowGroup* groups, std::size_t count,
-                    std::int32_t* sums) const {
+void ByteQuery::dot(const std::uint8_t* base, std::size_t step, std::size_t total, const RowGroup* groups,
+                    std::size_t count, std::int32_t* sums) const {
   const std::size_t whole = total / kRows * kRows;
   std::size_t g = 0;
   while (g < count && groups[g].first < whole) {
     const std::uint8_t* block[kTogether];
     const std::size_t start = g;
     for (; g - start < kTogether && g < count && groups[g].first < whole; ++g)
-      block[g - start] = base + groups[g].first * code_bytes_;
+      block[g - start] = base + groups[g].first * step;
     dot_blocks(block, g - start, sums + start * kRows);
   }
   for (; g < count; ++g)

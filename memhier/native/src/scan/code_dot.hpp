@@ -57,8 +57,8 @@ class ByteQuery {
   float offset() const { return offset_; }
 
   // sums[16 g + i] = sum over dimensions of field * byte, for row i of group g if it is wanted, of codes of which there
-  // are `total` from `base` on.
-  void dot(const std::uint8_t* base, std::size_t total, const RowGroup* groups, std::size_t count,
+  // are `total` from `base` on. Of rows in whole blocks, one begins `step` bytes after another.
+  void dot(const std::uint8_t* base, std::size_t step, std::size_t total, const RowGroup* groups, std::size_t count,
            std::int32_t* sums) const;
 
  private:

@@ -43,11 +43,12 @@ MEMHIER_CLONES
 void estimate_plain(Block& block, std::size_t group, const Numbers& numbers, const Terms& of) {
   const std::size_t first = block.groups[group].first, lanes = std::min(kLanes, numbers.rows - first);
   const std::int32_t* sums = block.sums + group * kLanes;
+  const std::uint16_t *radii = numbers.radius_of(first), *ratios = numbers.ratios_of(first);
   float *estimates = block.estimate + group * kLanes, *margins = block.margin + group * kLanes;
 #pragma omp simd
   for (std::size_t i = 0; i < lanes; ++i) {
-    const float units = half_to_float(numbers.radius[first + i]), radius = of.unit * units;
-    const std::int32_t factor = numbers.ratios[first + i] & 255, error = numbers.ratios[first + i] >> 8;
+    const float units = half_to_float(radii[i]), radius = of.unit * units;
+    const std::int32_t factor = ratios[i] & 255, error = ratios[i] >> 8;
     const float product = units * std::bit_cast<float>(of.factor.least + factor * of.factor.step) * of.scale *
                           (static_cast<float>(sums[i]) - of.offset);
     const float squared = of.squares * radius, sum = of.squared + radius * squared;
@@ -123,9 +124,9 @@ MEMHIER_AVX512 void estimate_avx512(Block& block, const Numbers& numbers, const 
   for (std::size_t group = 0; group < block.count; ++group) {
     const std::size_t first = block.groups[group].first, i = group * kLanes;
     const __mmask16 present = first_of(numbers.rows - first);
-    const __m512 units = take_halves(present, numbers.radius + first);
+    const __m512 units = take_halves(present, numbers.radius_of(first));
     const __m512 radius = _mm512_mul_ps(_mm512_set1_ps(of.unit), units);
-    const __m512i ratios = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(present, numbers.ratios + first));
+    const __m512i ratios = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(present, numbers.ratios_of(first)));
     const __m512i factor_byte = _mm512_and_si512(ratios, low), error_byte = _mm512_srli_epi32(ratios, 8);
     const __m512 factor = _mm512_mul_ps(
         units, _mm512_castsi512_ps(_mm512_add_epi32(factor_least, _mm512_mullo_epi32(factor_byte, factor_step))));

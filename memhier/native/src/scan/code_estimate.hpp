@@ -27,9 +27,18 @@ Residual subtract_centroid(const float* query, const std::uint16_t* centroid, co
 float centroid_product(const float* query, const std::uint16_t* centroid, std::size_t dimension, Instructions use);
 
 // The radius of every row, fp16 in units, and in two bytes the ratios of factor and error to it, the factor's lower.
+// The numbers of 16 rows lie together; those of the next 16 begin 16 times `step` bytes after them.
 struct Numbers {
   const std::uint16_t *radius, *ratios;
-  std::size_t rows;
+  std::size_t step, rows;
+
+  const std::uint16_t* radius_of(std::size_t first) const { return at(radius, first); }
+  const std::uint16_t* ratios_of(std::size_t first) const { return at(ratios, first); }
+
+ private:
+  const std::uint16_t* at(const std::uint16_t* numbers, std::size_t first) const {
+    return reinterpret_cast<const std::uint16_t*>(reinterpret_cast<const std::byte*>(numbers) + first * step);
+  }
 };
 
 // A byte u is the float whose bits are `least + u step`: steps of about one ratio, for one addition. 255 is an error of

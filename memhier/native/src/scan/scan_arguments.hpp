@@ -70,11 +70,16 @@ struct CodedPart {
             .codes = codes.data(),
             .radius = numbers.data(),
             .ratios = numbers.data() + rows,
+            .code_step = code_bytes,
+            .number_step = sizeof(std::uint16_t),
             .rows = static_cast<std::int64_t>(rows),
             .allowed = allowed ? allowed->data() : nullptr,
             .words = allowed ? allowed->shape(0) : 0,
             .shifts = nullptr,
-            .ids = nullptr};
+            .ids = nullptr,
+            .id_bytes = 0,
+            .id_step = 0,
+            .places = nullptr};
   }
 };
 
@@ -107,11 +112,16 @@ struct WavePart {
             .codes = codes.data(),
             .radius = numbers.data(),
             .ratios = numbers.data() + rows,
+            .code_step = code_bytes,
+            .number_step = sizeof(std::uint16_t),
             .rows = static_cast<std::int64_t>(rows),
             .allowed = allowed ? allowed->data() : nullptr,
             .words = allowed ? allowed->shape(0) : 0,
             .shifts = shifts.data(),
-            .ids = ids.data()};
+            .ids = reinterpret_cast<const std::byte*>(ids.data()),
+            .id_bytes = sizeof(std::int64_t),
+            .id_step = sizeof(std::int64_t),
+            .places = nullptr};
   }
 };
 

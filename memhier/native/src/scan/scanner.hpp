@@ -14,6 +14,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <utility>
 #include <vector>
 
@@ -30,6 +31,7 @@ constexpr std::size_t kAskedLines = 96;  // in the time that a block of rows is 
 constexpr std::int64_t kRowsOfGroup = CodeFormat::kBlockRows;
 constexpr std::size_t kFewItems = 64;
 constexpr int kPartShift = 40;  // a position is the number of its part, then 40 bits of row
+constexpr std::int64_t kRowMask = (std::int64_t{1} << kPartShift) - 1;
 // A query nearer to the centroid than this share of a vector's radius has bounds as if it were as far: what half
 // precision loses of the radius counts whole, not by the query's distance, at the widest bounds of all (8 errors).
 constexpr float kNearest = 0.125F;
@@ -102,19 +104,45 @@ class Admitted {
   std::vector<Found> items_;
 };
 
-// Rows that were written together: the codes of all of them in list order, or those of some of their lists.
+// An id of 4 or 8 bytes.
+inline std::int64_t id_at(const std::byte* at, std::size_t bytes) {
+  const auto load = [at](auto value) {
+    std::memcpy(&value, at, sizeof value);
+    return static_cast<std::int64_t>(value);
+  };
+  return bytes == sizeof(std::uint32_t) ? load(std::uint32_t{}) : load(std::int64_t{});
+}
+
+// Rows that were written together: the codes of all of them in list order, or those of some of their lists. Codes,
+// numbers and ids of 16 rows lie together; of the next 16 they begin 16 steps after them.
 struct Part {
   const std::int64_t *starts, *stops;  // [lists]: their rows
-  const std::uint8_t* codes;           // [rows, bytes]
-  const std::uint16_t* radius;         // fp16 [rows], in units
-  const std::uint16_t* ratios;         // [rows]: of factor and error to it
+  const std::uint8_t* codes;
+  const std::uint16_t* radius;  // fp16, in units
+  const std::uint16_t* ratios;  // of factor and error to it
+  std::size_t code_step, number_step;
   std::int64_t rows;
   const std::uint64_t* allowed;  // a bit for each row written, or null for all
   std::size_t words;             // of these
   const std::int64_t* shifts;    // [lists]: from a row here to the row written, or null for none
-  const std::int64_t* ids;       // [rows], or null
+  const std::byte* ids;          // of `id_bytes` each, 4 or 8; or null
+  std::size_t id_bytes, id_step;
+  const std::int64_t* places;  // [lists]: the byte beyond all these where row 0 of a list lies, or null for none
 
   std::int64_t shift(std::int64_t list) const { return shifts == nullptr ? 0 : shifts[list]; }
+  std::int64_t place(std::int64_t list) const { return places == nullptr ? 0 : places[list]; }
+  Numbers numbers(std::int64_t list) const {
+    const auto at = [this, list](const std::uint16_t* first) {
+      return reinterpret_cast<const std::uint16_t*>(reinterpret_cast<const std::byte*>(first) + place(list));
+    };
+    return {at(radius), at(ratios), number_step, static_cast<std::size_t>(rows)};
+  }
+  // The id of a row of a list, -1 where it is not known.
+  std::int64_t id(std::int64_t list, std::size_t row) const {
+    if (ids == nullptr) return -1;
+    const std::size_t lane = row % kLanes;
+    return id_at(ids + place(list) + (row - lane) * id_step + lane * id_bytes, id_bytes);
+  }
 
   // Which of the 16 rows from `first` on lie in a list and may be found: a bit for each.
   std::uint32_t wanted(std::int64_t first, std::int64_t list) const {
@@ -248,6 +276,9 @@ class Scanner {
                 alpha_.begin());  // axes without bits count for the distance alone
   }
 
+  // Takes other parts in the place of those before.
+  void take(std::vector<Part> parts) { parts_ = std::move(parts); }
+
   // Goes on with a query; `inner` where inner products are looked for.
   void go_on(const float* query, Progress& progress, const Spread* inner) {
     now_ = &progress;
@@ -278,10 +309,10 @@ class Scanner {
       const Part& part = parts_[p];
       const auto rows = static_cast<std::size_t>(part.rows);
       for (std::int64_t at = part.first_wanted(list); choose(part, at, list);) {
-        query_.dot(part.codes, rows, block_.groups, block_.count, block_.sums);
-        estimate_block(block_, {part.radius, part.ratios, rows}, terms, now_->admitted.threshold(), use_);
+        query_.dot(part.codes + part.place(list), part.code_step, rows, block_.groups, block_.count, block_.sums);
+        estimate_block(block_, part.numbers(list), terms, now_->admitted.threshold(), use_);
         ahead_.ask(kAskedLines);
-        offer((static_cast<std::int64_t>(p) << kPartShift) + part.shift(list), part.ids);
+        offer((static_cast<std::int64_t>(p) << kPartShift) + part.shift(list), part, list);
       }
     }
   }
@@ -385,7 +416,7 @@ class Scanner {
   }
 
   // Offers the rows of the block, whose positions lie `base` beyond their numbers.
-  void offer(std::int64_t base, const std::int64_t* ids) {
+  void offer(std::int64_t base, const Part& part, std::int64_t list) {
     Admitted& admitted = now_->admitted;
     float threshold = admitted.threshold();
     for (std::size_t group = 0; group < block_.count; ++group) {
@@ -395,7 +426,7 @@ class Scanner {
         if (!(estimate - margin <= threshold)) continue;  // which has fallen meanwhile
         now_->nearest.offer(estimate);
         const std::size_t row = block_.groups[group].first + lane;
-        const Place place{base + static_cast<std::int64_t>(row), ids == nullptr ? -1 : ids[row]};
+        const Place place{base + static_cast<std::int64_t>(row), part.id(list, row)};
         admitted.offer({estimate - margin, estimate, place}, estimate + margin);
         threshold = admitted.threshold();
       }
@@ -405,7 +436,7 @@ class Scanner {
   const CodeBook& book_;
   const std::size_t code_bytes_, dimension_;
   std::vector<float> alpha_;
-  const std::vector<Part> parts_;
+  std::vector<Part> parts_;
   const float margin_;
   const ScanLimits& limits_;
   const Instructions use_;

@@ -23,12 +23,18 @@ void register_search(nb::module_& m) {
   nb::class_<StoredRows>(m, "StoredRows")
       .def(nb::init<int, std::size_t, std::size_t, Array<const std::int64_t, 1>, Array<const std::byte, 2>>(),
            nb::kw_only(), "type"_a, "row_bytes"_a, "per_page"_a, "hot_keys"_a, "hot_pages"_a);
+  nb::class_<StoredLists>(m, "StoredLists")
+      .def(nb::init<std::int32_t, Array<const std::int64_t, 1>, Array<const std::int64_t, 1>, std::size_t, std::size_t,
+                    std::optional<Array<const std::uint64_t, 1>>>(),
+           nb::kw_only(), "file"_a, "starts"_a, "offsets"_a, "block_bytes"_a, "id_bytes"_a, "allowed"_a.none());
   nb::class_<IndexState>(m, "IndexState")
       .def(nb::init<const QuerySpace&, const CodeLists&, const CodeBook&, const std::vector<const CodedPart*>&,
-                    const ListRouting&, const StoredRows&, const std::vector<const PageRowArrays*>&>(),
-           nb::kw_only(), "space"_a, "lists"_a, "book"_a, "parts"_a, "routing"_a, "stored"_a, "page_rows"_a,
-           nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(), nb::keep_alive<1, 5>(),
-           nb::keep_alive<1, 6>(), nb::keep_alive<1, 7>(), nb::keep_alive<1, 8>());
+                    const std::vector<const StoredLists*>&, std::size_t, const ListRouting&, const StoredRows&,
+                    const std::vector<const PageRowArrays*>&>(),
+           nb::kw_only(), "space"_a, "lists"_a, "book"_a, "parts"_a, "stored_lists"_a, "wave_pages"_a, "routing"_a,
+           "stored"_a, "page_rows"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(),
+           nb::keep_alive<1, 5>(), nb::keep_alive<1, 6>(), nb::keep_alive<1, 8>(), nb::keep_alive<1, 9>(),
+           nb::keep_alive<1, 10>());
   nb::class_<SearchEffort>(m, "SearchEffort")
       .def(nb::init<std::size_t, float, std::int64_t, float, float, std::int64_t, std::int64_t, std::int64_t,
                     std::size_t, std::size_t, std::size_t, double, float, bool>(),

@@ -1,4 +1,4 @@
-// The state of an index as a search takes it in one call: lists and codes in DRAM, rows on SSD.
+// The state of an index as a search takes it in one call: lists in DRAM, codes there or on SSD, rows on SSD.
 #pragma once
 
 #include <cstddef>
@@ -12,6 +12,7 @@
 #include "route/nearest_rows.hpp"
 #include "scan/scan_arguments.hpp"
 #include "search/query_space.hpp"
+#include "search/stored_lists.hpp"
 
 namespace memhier {
 
@@ -37,24 +38,31 @@ struct StoredRows {
   }
 };
 
-// Its owner keeps the arguments of the constructor.
+// Its owner keeps the arguments of the constructor. The codes of all parts are in DRAM (`parts`), or all on SSD
+// (`stored_lists`), of which a wave reads `wave_pages`, or one list. Ids then lie with the codes, and `page_rows` calls
+// rows by their positions.
 class IndexState {
  public:
   IndexState(const QuerySpace& space, const CodeLists& lists, const CodeBook& book,
-             const std::vector<const CodedPart*>& parts, const ListRouting& routing, const StoredRows& stored,
+             const std::vector<const CodedPart*>& parts, const std::vector<const StoredLists*>& stored_lists,
+             std::size_t wave_pages, const ListRouting& routing, const StoredRows& stored,
              const std::vector<const PageRowArrays*>& page_rows)
-      : space(space), lists(lists), book(book), routing(routing), stored(stored) {
+      : space(space), lists(lists), book(book), routing(routing), stored(stored), stored_lists(stored_lists),
+        wave_pages(wave_pages) {
     const std::size_t count = lists.centroids.shape(0), dimension = lists.centroids.shape(1);
     require(space.padded() == dimension && book.format.coded_dimensions() <= dimension && lists.radii.size() == count,
             "lists, book, space: of one dimension");
     require(stored.row_bytes > 0 && stored.per_page * stored.row_bytes <= kPageBytes && stored.type >= 0 &&
                 stored.type < kRowTypes && stored.hot_pages.bytes() == stored.hot_keys.size() * kPageBytes,
             "stored: rows of a known type that fit their pages, and a page for each key");
-    require(parts.size() == page_rows.size(), "page_rows: of every part");
+    require((parts.empty() || stored_lists.empty()) && parts.size() + stored_lists.size() == page_rows.size(),
+            "page_rows: of every part");
     for (const CodedPart* part : parts) coded.push_back(part->part(count, book.format.bytes()));
+    for (const StoredLists* part : stored_lists) part->check(count, book.format.bytes());
     for (const PageRowArrays* arrays : page_rows) rows.push_back(arrays->view());
-    for (std::size_t i = 0; i < parts.size(); ++i)
-      require(coded[i].rows == rows[i].rows, "page_rows: as many as there are codes");
+    for (std::size_t i = 0; i < rows.size(); ++i)
+      require((stored_lists.empty() ? coded[i].rows : stored_lists[i]->rows()) == rows[i].rows,
+              "page_rows: as many as there are codes");
     const std::int64_t* const among = routing.among ? routing.among->data() : nullptr;
     compared = {lists.centroids.data(), dimension, among, among == nullptr ? count : routing.among->size()};
     for (std::size_t i = 0; among != nullptr && i < compared.count; ++i)
@@ -70,6 +78,8 @@ class IndexState {
   const CodeBook& book;
   const ListRouting& routing;
   const StoredRows& stored;
+  const std::vector<const StoredLists*> stored_lists;
+  const std::size_t wave_pages;
   std::vector<Part> coded;
   std::vector<PageRows> rows;
   ComparedRows compared;  // the centroids of the lists that count
