@@ -2,9 +2,9 @@
 
 ``python -m memhier.benchmarks.workloads.search.tags`` gives SIFT vectors some eleven tags each, of a vocabulary whose
 frequencies fall as 1 / rank; a third of the tags goes with the place of a vector. Queries ask for tags that some vector
-holds, each for its own: one at a time, and all in one call, as the track does. The peer is the track's baseline: faiss IVF with all vectors in DRAM, and an inverted index of
-tags in DRAM that makes the bitmap of each query; its ``nprobe`` grows until it finds as much. Both begin a round anew,
-so no filter is met twice.
+holds, each for its own: one at a time, and all in one call, as the track does. The peer is the track's baseline: faiss
+IVF with all vectors in DRAM, and an inverted index of tags in DRAM that makes the bitmap of each query; its ``nprobe``
+grows until it finds as much. All begin a round anew, so no filter is met twice.
 """
 
 import time
