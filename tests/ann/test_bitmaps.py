@@ -32,7 +32,7 @@ def test_runs_of_rows_are_those_that_hold_one(lengths, seed, compiled):
     with pytest.MonkeyPatch.context() as patch:
         if not compiled:
             patch.setattr("memhier.backend.core", None)
-        found = unpack(runs_with(pack(rows), starts), len(lengths))
+        found = unpack(runs_with(pack(rows), starts)[0], len(lengths))
     assert found.tolist() == [bool(rows[low:high].any()) for low, high in itertools.pairwise(starts.tolist())]
 
 

@@ -200,8 +200,7 @@ class Marker {
     for (std::size_t i = 0; i < pieces_.size(); ++i) {
       const std::span<const Group> groups = groups_of(groups_[pieces_[i].group].filter);
       const auto holds = [&](const Group& group) {
-        return group.is_there &&
-               (group.has_pieces || has_row(group.words, pieces_[i].first, pieces_[i].span()));
+        return group.is_there && (group.has_pieces || has_row(group.words, pieces_[i].first, pieces_[i].span()));
       };
       if (groups.size() > 1 && !std::all_of(groups.begin(), groups.end(), holds)) continue;
       pieces_[kept] = pieces_[i];

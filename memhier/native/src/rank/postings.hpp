@@ -24,17 +24,17 @@ struct PostingSearch {
   std::int32_t file;
   std::int64_t end;  // of the records and rows in the file
   std::span<const PostingBlock> blocks;
-  const std::byte* heads;  // the item of every 256th record, block by block
-  const std::byte* items;  // of each group different ones, ascending
-  std::span<const std::int64_t> ends;  // of each group, the number of items up to its last
+  const std::byte* heads;                 // the item of every 256th record, block by block
+  const std::byte* items;                 // of each group different ones, ascending
+  std::span<const std::int64_t> ends;     // of each group, the number of items up to its last
   std::span<const std::int64_t> filters;  // of each filter, the number of groups up to its last
   bool floats;
   std::int64_t start;              // the first row that counts
   std::span<std::uint64_t> words;  // of each filter, a bit for each row from there on
 };
 
-// Sets the bits of the rows that hold one of the items of every group, in words that are zero; each group of a filter but
-// the first takes as many words beside these. A fault without a source tells of places that cannot be.
+// Sets the bits of the rows that hold one of the items of every group, in words that are zero; each group of a filter
+// but the first takes as many words beside these. A fault without a source tells of places that cannot be.
 std::optional<Fault> mark_rows(const PostingSearch& search, const ReadBatch& read);
 
 }  // namespace memhier

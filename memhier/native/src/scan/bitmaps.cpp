@@ -14,7 +14,7 @@ namespace {
 
 // Sets bit i of found where words have a bit from starts[i] to before starts[i + 1], and returns the bits of all words.
 std::int64_t runs_with(const Array<const std::uint64_t, 1>& words, const Array<const std::int64_t, 1>& starts,
-               const Array<std::uint64_t, 1>& found) {
+                       const Array<std::uint64_t, 1>& found) {
   require(starts.size() > 0 && found.size() == (starts.size() - 1 + 63) / 64 && starts[0] >= 0 &&
               std::is_sorted(starts.data(), starts.data() + starts.size()) &&
               starts[starts.size() - 1] <= static_cast<std::int64_t>(64 * words.size()),

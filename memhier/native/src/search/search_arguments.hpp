@@ -33,8 +33,7 @@ inline std::size_t check_together(const std::vector<const IndexState*>& states,
   for (std::size_t i = 0; i < states.size(); ++i) {
     const SearchRequest& each = *requests[i];
     each.check(*states[i]);
-    require(&states[i]->space == &states[0]->space && &states[i]->stored == &states[0]->stored,
-            "states: of one index");
+    require(&states[i]->space == &states[0]->space && &states[i]->stored == &states[0]->stored, "states: of one index");
     require(each.queries.data() == first.queries.data() + count * first.queries.shape(1),
             "queries: one request behind the other");
     require(each.effort.k == first.effort.k && each.effort.first_round == first.effort.first_round &&
