@@ -15,7 +15,8 @@ pytestmark = pytest.mark.skipif(backend.core is None, reason="needs the compiled
 OPTIONS: tuple[dict[str, Any], ...] = (
     {"k": 1, "recall": 0.9}, {"k": 10}, {"k": 10, "recall": 1}, {"k": 50, "recall": 0.95, "max_reads": 3},
     {"k": 10, "nprobe": 2}, {"k": 10, "radius": 20.0}, {"k": 10, "radius": 20.0, "recall": 1},
-    {"k": 10, "deny": [1, 2, 3]}, {"k": 10, "where": "tags contains 0"}, {"k": 10, "recall": 0.9, "where": "price < 0.6"},
+    {"k": 10, "deny": [1, 2, 3]}, {"k": 10, "where": "tags contains 0"},
+    {"k": 10, "recall": 0.9, "where": "price < 0.6"},
     {"k": 5, "where": "tags contains all (1, 3)", "max_reads": 4}, {"k": 10, "where": "price < 0.01"},
     {"k": 3, "recall": 1, "where": "tags contains 2 and price < 0.5"}, {"k": 10, "where": "tags contains 99"},
 )  # fmt: skip

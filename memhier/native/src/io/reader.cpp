@@ -159,12 +159,15 @@ struct PostingRequest {
             "filters: of each a group or more, to the number of groups");
   }
   PostingSearch on(const Array<std::uint64_t, 1>& words) const {
-    return {file,         end,
+    return {file,
+            end,
             {blocks.data(), blocks.size()},
-            heads.data(), items.data(),
+            heads.data(),
+            items.data(),
             {ends.data(), ends.size()},
             {filters.data(), filters.size()},
-            floats,       start,
+            floats,
+            start,
             {words.data(), words.size()}};
   }
 };
