@@ -124,11 +124,15 @@ def train(module: Any, make: Callable[[int], Any], loss_of: Callable[[Any], Tens
     return [*found, *rows_of(module)]
 
 
+def counts_of(module: Any) -> dict[str, Any]:
+    return {name: value for name, value in module.stats().items() if not name.endswith("_s")}
+
+
 def same(mine: list[Tensor], theirs: list[Tensor]) -> bool:
     return all(map(torch.equal, mine, theirs))
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", ["sgd", "adam"])
 @pytest.mark.parametrize("ahead", [False, True], ids=["now", "ahead"])
 @pytest.mark.parametrize("update", ["backward", "step"])
 @pytest.mark.parametrize("case", CASES)
@@ -142,7 +146,7 @@ def test_bits_and_copies(tmp_path: Path, case: str, update: Any, ahead: bool, ru
         expected = train(theirs, batch_of, loss_of, ahead=ahead)
         assert same(train(mine, batch_of, loss_of, ahead=ahead), expected)
         if "any ids" not in case:
-            assert mine.stats() == theirs.stats()  # the same rows were read and evicted
+            assert counts_of(mine) == counts_of(theirs)  # the same rows were read and evicted
         link.check_sources()
         assert link.under_way == 0
         assert (len(link.sent), len(link.fetched)) == (sends * STEPS, STEPS)
