@@ -248,6 +248,7 @@ class TableModule(Closing, nn.Module):
         self, state: Any, prefix: str, metadata: Any, strict: bool, missing: Any, unexpected: Any, errors: Any
     ) -> None:
         """Check that a pointer names the checkpoint that was resumed; copy weights into the tables."""
+        self.look_ups.catch_up()
         for table, name in enumerate(self._weight_names()):
             value = state.get(prefix + name)
             spec = self.tables.specs[table]

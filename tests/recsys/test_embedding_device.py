@@ -236,6 +236,7 @@ def test_backward_and_the_step_of_the_dense_part_wait_for_nothing(tmp_path: Path
         lambda module: module(matrix(5)),
         lambda module: module.eval()(matrix(5)),
         lambda module: module.optimizer.zero_grad(),
+        lambda module: module.load_state_dict({"weight": torch.zeros(ROWS, DIM)}),
     ],
 )
 def test_every_use_sees_the_update(tmp_path: Path, use: Any) -> None:
