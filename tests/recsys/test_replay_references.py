@@ -130,6 +130,49 @@ def test_a_step_is_avalanches(tmp_path: Path, avalanche: Any, name: str) -> None
     step.check(model)
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["ER", "DER++", "iCaRL"])
+def test_streams_end_as_avalanches_do(tmp_path: Path, avalanche: Any, name: str) -> None:
+    supervised = importlib.import_module("avalanche.training.supervised")
+    utils = importlib.import_module("avalanche.benchmarks.utils")
+    samples, test = blobs(900, seed=1), blobs(600, seed=2)
+    items = utils.AvalancheDataset(
+        [torch.utils.data.TensorDataset(prepare(samples[0]), samples[1])],
+        data_attributes=[utils.DataAttribute(samples[1].tolist(), "targets")],
+    )
+    shares: dict[str, list[float]] = {"theirs": [], "ours": [], "ours with swaps": []}
+    for seed in range(3):
+        torch.manual_seed(seed)
+        benchmark = importlib.import_module("avalanche.benchmarks").nc_benchmark(
+            items, items, n_experiences=3, task_labels=False, fixed_class_order=[*range(CLASSES)]
+        )
+        net = Net()
+        # Avalanche's loss of iCaRL is a mean over outputs, ours and the paper's a sum.
+        rate = RATE * CLASSES if name == "iCaRL" else RATE
+        options = {"optimizer": torch.optim.SGD(net.parameters(), lr=rate), "evaluator": None, "train_mb_size": 12,
+                   "train_epochs": 2}  # fmt: skip
+        if name == "DER++":
+            strategy = supervised.DER(model=net, mem_size=36, batch_size_mem=12, alpha=ALPHA, beta=BETA, **options)
+        elif name == "iCaRL":
+            strategy = supervised.ICaRL(
+                feature_extractor=net.feature_extractor, classifier=net.train_classifier, memory_size=36,
+                buffer_transform=None, fixed_memory=True, eval_mb_size=100, **options,
+            )  # fmt: skip
+        else:
+            strategy = supervised.Replay(model=net, criterion=nn.CrossEntropyLoss(), mem_size=36, **options)
+        for experience in benchmark.train_stream:
+            strategy.train(experience, num_workers=0)
+        strategy.model.eval()
+        with torch.no_grad():
+            shares["theirs"].append(share(strategy.model(prepare(test[0])).argmax(1), test[1]))
+        for way, swap in (("ours", None), ("ours with swaps", RandomSwap(1.0))):
+            shares[way].append(ours(tmp_path / f"{way}{seed}", name, swap, seed, samples, test))
+    means = {way: float(np.mean(values)) for way, values in shares.items()}
+    assert means["theirs"] > 0.4
+    assert means["ours"] > means["theirs"] - 0.1
+    assert means["ours with swaps"] > means["theirs"] - 0.05
+
+
 @pytest.fixture
 def mammoth(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
     """Return a function that loads a file of Mammoth's."""
@@ -240,7 +283,7 @@ def test_streams_end_as_mammoths_do_with_its_buffer_and_with_ours(
     assert means["theirs"] > 0.4
     assert abs(means["in ours"] - means["theirs"]) < 0.1
     assert abs(means["ours"] - means["theirs"]) < 0.1
-    assert means["ours with swaps"] > means["theirs"] - 0.02
+    assert means["ours with swaps"] > means["theirs"] - 0.05
 
 
 def ours(
@@ -250,7 +293,12 @@ def ours(
     kind: Any = METHODS[name]
     images, labels = samples
     with CarouselBuffer(
-        place, memory=36, schema=kind.schema((6, 6), CLASSES), admit="reservoir", swap=swap, seed=seed
+        place,
+        memory=36,
+        schema=kind.schema((6, 6), CLASSES),
+        admit="class_balanced" if name == "iCaRL" else "reservoir",
+        swap=swap,
+        seed=seed,
     ) as buffer:
         learner = kind(Net, buffer, prepare, classes=CLASSES, rate=RATE, batch=12, epochs=2, seed=seed)
         for first in (0, 2, 4):
