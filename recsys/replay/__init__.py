@@ -2,7 +2,6 @@
 
 from memhier.recsys.replay.batch import Batch
 from memhier.recsys.replay.buffer import CarouselBuffer
-from memhier.recsys.replay.codecs.product import ProductCodes
 from memhier.recsys.replay.placement.admit import Admission, ClassBalanced, Everything, Reservoir, Ring
 from memhier.recsys.replay.policies import (
     AgeSwap,
@@ -17,6 +16,7 @@ from memhier.recsys.replay.policies import (
     SwapPolicy,
     Used,
 )
+from memhier.recsys.replay.product import ProductCodes
 from memhier.recsys.replay.reader import MemoryReader
 from memhier.recsys.replay.schema import Field, Schema
 from memhier.recsys.replay.stored import StoredSamples

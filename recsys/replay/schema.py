@@ -11,7 +11,7 @@ from numpy.typing import DTypeLike, NDArray
 from memhier.arguments import check_int
 from memhier.io.page_file import PAGE_BYTES
 from memhier.io.read_arguments import empty_rows
-from memhier.recsys.replay.codecs.product import ProductCodes
+from memhier.recsys.replay.product import ProductCodes
 
 __all__ = ["Column", "Columns", "Field", "Schema", "as_array", "check_update"]
 

@@ -11,10 +11,10 @@ from memhier.errors import BudgetError, FormatError
 from memhier.fields import described
 from memhier.io.page_file import PAGE_BYTES
 from memhier.recsys.replay.codecs.encoding import Encoding
-from memhier.recsys.replay.codecs.product import ProductCodes
 from memhier.recsys.replay.placement.admit import Admission, Everything
 from memhier.recsys.replay.placement.memory import Memory
 from memhier.recsys.replay.policies import SwapPolicy
+from memhier.recsys.replay.product import ProductCodes
 from memhier.recsys.replay.schema import Schema
 from memhier.recsys.replay.storage.room import Copies, samples_within, storage_bytes
 from memhier.store.store import Store

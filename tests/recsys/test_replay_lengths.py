@@ -1,6 +1,6 @@
 """Samples of different lengths in a memory that gives each as many bytes as it has."""
 
-import os
+import multiprocessing
 import pickle
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from memhier.recsys.replay import CarouselBuffer, Field, RandomSwap, Schema, StoredSamples
+from memhier.recsys.replay import CarouselBuffer, Field, MemoryReader, RandomSwap, Schema, StoredSamples
 from memhier.recsys.replay.batch import Batch
 from memhier.recsys.replay.packing import SourceShares, pack_rows
 from memhier.recsys.replay.placement.memory import Memory
@@ -225,28 +225,26 @@ def test_shares_of_sources_hold_over_all_steps() -> None:
             SourceShares(unfit)
 
 
+def read_all(reader: MemoryReader, sizes: np.ndarray) -> None:
+    random = np.random.default_rng(0)
+    for _ in range(400):
+        found = reader.read(random.integers(0, len(reader), 16))
+        some = found["text.length"] > 0
+        data = {name: values[some] for name, values in found.data.items()}
+        check(Batch(data, found.labels[some], found.ids[some], found.slots[some]), sizes)
+
+
 def test_another_process_reads_whole_samples_while_blocks_change_hands(tmp_path: Path) -> None:
     sizes = lengths(20_000, 3)
     with CarouselBuffer(tmp_path / "b", memory="40KiB", storage=400, schema=schema(20), admit="ring") as buffer:
         buffer.add({"text": tokens(np.arange(200), sizes), "mark": np.arange(200)})
-        reader = buffer.reader()
-        child = os.fork()
-        if child == 0:
-            random, status = np.random.default_rng(0), 1
-            try:
-                for _ in range(400):
-                    found = reader.read(random.integers(0, len(reader), 16))
-                    some = found["text.length"] > 0
-                    data = {name: values[some] for name, values in found.data.items()}
-                    check(Batch(data, found.labels[some], found.ids[some], found.slots[some]), sizes)
-                status = 0
-            finally:
-                os._exit(status)
-        ended, next_id = (0, 0), 200
-        while ended[0] == 0:
+        child = multiprocessing.get_context("fork").Process(target=read_all, args=(buffer.reader(), sizes))
+        child.start()
+        next_id = 200
+        while child.is_alive():
             ids = np.arange(next_id, next_id + 20) % len(sizes)
             buffer.add({"text": tokens(ids, sizes), "mark": ids}, ids=ids)
             buffer.feedback(buffer.sample(16))
             next_id += 20
-            ended = os.waitpid(child, os.WNOHANG)
-    assert ended[1] == 0
+        child.join()
+    assert child.exitcode == 0

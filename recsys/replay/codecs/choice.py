@@ -2,7 +2,7 @@
 
 from memhier.recsys.replay.codecs.fields import FieldCodec, PackedCodec, RawCodec, RoundedCodec
 from memhier.recsys.replay.codecs.images import ImageCodec
-from memhier.recsys.replay.codecs.product import ProductCodes
+from memhier.recsys.replay.product import ProductCodes
 from memhier.recsys.replay.schema import Column
 
 __all__ = ["field_codec", "longest_of"]
