@@ -16,6 +16,7 @@ from memhier.files import Files
 from memhier.io.reader import Reader
 from memhier.log.row_log import RowLog
 from memhier.log.samples import Samples
+from memhier.recsys.replay.division import Buffers
 from memhier.recsys.replay.schema import Columns, Schema
 from memhier.recsys.replay.storage.described import META, VERSION, check_positions, check_slots, decode_meta
 from memhier.recsys.replay.storage.index import INDEX_ROW_BYTES, POSITIONS, POSITIONS_2, SLOTS, Kind, index_keys, joined
@@ -29,7 +30,7 @@ __all__ = ["KIND", "META", "Storage"]
 KIND = "replay"
 _SAMPLES, _SIDE, _INDEX = "samples", "side", "index"
 _CAPACITY = 1024
-_CHECKED = 1024  # samples read together
+_TOGETHER = 1024  # samples that are moved or checked together, at most
 
 Ints = NDArray[np.int64]
 
@@ -45,11 +46,16 @@ class Storage:
         As in the description of the store.
     bounded
         Whether `keep_within` will set a limit in bytes; else logs grow, and rewrite parts that are half dead.
+    buffers
+        Their sizes; None for those of no budget.
     """
 
-    def __init__(self, store: Store, schema: Schema, codecs: Mapping[str, str], bounded: bool) -> None:
+    def __init__(
+        self, store: Store, schema: Schema, codecs: Mapping[str, str], bounded: bool, buffers: Buffers | None = None
+    ) -> None:
         self.store = store
-        self.reader: Reader = Reader()
+        self.buffers: Buffers = buffers or Buffers()
+        self.reader: Reader = self.buffers.reader()
         self.schema = schema
         self._fixed = [name for name in schema.fields if not schema.fields[name].mutable]
         # A sample of mutable fields alone still has a record, which marks its position as used.
@@ -58,15 +64,16 @@ class Storage:
         self._lossless = self.format.lossless and self._side_format.lossless
         value = store.get(META)
         meta: Any = {"size": 0, "slots": 0, "ahead": []} if value is None else decode_meta(store, value)
-        capacity = max(_CAPACITY, meta["size"])
-        options: Any = {"key_space": capacity, "grows": True}
+        capacity = max(meta["size"], self.buffers.stored or _CAPACITY)
+        common: Any = {"grows": True, "block_bytes": self.buffers.block}
+        options: Any = {"key_space": capacity, **common}
         self.samples: RowLog | Samples
         if self.format.row_bytes is None:
             self.samples = Samples(store, _SAMPLES, self.reader, capacity, **options)
         else:
             width = max(1, self.format.row_bytes)
             self.samples = RowLog(store, _SAMPLES, width, self.reader, capacity, **options)
-        beside: Any = {"grows": True, "compact_below": 0 if bounded else 0.5, "beside": self.samples}
+        beside: Any = {"compact_below": 0 if bounded else 0.5, "beside": self.samples, **common}
         self._side: RowLog | None = None
         if schema.mutable:
             assert self._side_format.row_bytes is not None  # `create` has seen to it
@@ -79,12 +86,12 @@ class Storage:
         self._growth: dict[RowLog | Samples, Growth] = {}
         if store.writable:
             self._growth = {log: Growth(log) for log in (self.samples, self._index)}
-        self._staged = StagedSamples(schema)
+        self._staged = StagedSamples(schema, self.buffers.staged)
 
     @classmethod
     def create(
         cls, path: str | os.PathLike[str], schema: Schema, codecs: Mapping[str, str], bounded: bool,
-        files: Files | None,
+        files: Files | None, buffers: Buffers,
     ) -> Self:  # fmt: skip
         """Make a store. Others see it from the first commit on."""
         for name in schema.mutable:
@@ -93,7 +100,7 @@ class Storage:
         SampleCodec(schema, list(schema.fields), codecs)
         store = Store.create(path, KIND, files=files)
         try:
-            return cls(store, schema, codecs, bounded)
+            return cls(store, schema, codecs, bounded, buffers)
         except BaseException:
             store.close()
             raise
@@ -110,6 +117,11 @@ class Storage:
         except BaseException:
             store.close()
             raise
+
+    @property
+    def together(self) -> int:
+        """Samples that are moved or checked together."""
+        return max(1, min(_TOGETHER, self.buffers.together // (self.schema.sample_bytes + 64)))
 
     @property
     def path(self) -> Path:
@@ -370,8 +382,8 @@ class Storage:
         self.settle()
         failure: CorruptionError | None = None
         damaged: list[int] = []
-        for start in range(0, len(positions), _CHECKED):
-            some = positions[start : start + _CHECKED]
+        for start in range(0, len(positions), self.together):
+            some = positions[start : start + self.together]
             try:
                 self._raw(some)
             except CorruptionError as error:
