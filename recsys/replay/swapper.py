@@ -657,21 +657,15 @@ class Swapper:
 
     def _show_readable(self, slots: Ints, positions: Ints) -> list[int]:
         """Read samples into their slots, empty the slots of damaged ones, and return the ids of these."""
-        columns = self._schema.empty(len(slots))
-        try:
-            self._storage.read(positions, columns)
-        except CorruptionError:
-            half = len(slots) // 2
-            if half:
-                found = self._show_readable(slots[:half], positions[:half])
-                return found + self._show_readable(slots[half:], positions[half:])
-            self._placement.drop_unreadable(int(slots[0]))
-            return [int(self._placement.members.ids[positions[0]])]
+        columns, whole = self._storage.read_whole(positions)
+        for slot in slots[~whole].tolist():
+            self._placement.drop_unreadable(slot)
         blocks = self._memory.blocks
         if blocks is not None and self._memory.blocks_for(columns).sum() > blocks.free_count:
             raise CorruptionError(f"{self._storage.path}: memory has no room for the samples that it held")
-        self._memory.write(slots, columns, *self._placement.labels_and_ids(positions))
-        return []
+        self._memory.write(slots[whole], columns, *self._placement.labels_and_ids(positions[whole]))
+        ids: list[int] = self._placement.members.ids[positions[~whole]].tolist()
+        return ids
 
 
 def _chosen(columns: Mapping[str, NDArray[Any]], which: Any) -> Columns:

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, Self
@@ -13,9 +14,11 @@ from numpy.typing import NDArray
 from memhier.errors import CorruptionError, FormatError
 from memhier.fields import described
 from memhier.files import Files
+from memhier.io.faults import is_unreadable
 from memhier.io.reader import Reader
 from memhier.log.row_log import RowLog
 from memhier.log.samples import Samples
+from memhier.recsys.replay.codecs.encoding import Encoding
 from memhier.recsys.replay.division import Buffers
 from memhier.recsys.replay.schema import Columns, Schema
 from memhier.recsys.replay.storage.described import META, VERSION, check_positions, check_slots, decode_meta
@@ -226,6 +229,28 @@ class Storage:
         self.settle(positions)
         self.read_settled(positions, out)
 
+    def read_whole(self, positions: Ints, encoding: Encoding | None = None) -> tuple[Columns, NDArray[np.bool_]]:
+        """Read samples but those that cannot be had; return the columns of the others, and which those are, bool [n].
+
+        Of an encoding they are the columns of its schema, and else as they are stored.
+        """
+        columns = (self.schema if encoding is None else encoding.schema).empty(len(positions))
+        try:
+            if encoding is None:
+                self.read(positions, columns)
+            else:
+                encoding.fill(columns, partial(self.read, positions))
+        except (CorruptionError, OSError) as error:
+            if not is_unreadable(error):
+                raise
+            if len(positions) <= 1:
+                return {name: values[:0] for name, values in columns.items()}, np.zeros(len(positions), np.bool_)
+            half = len(positions) // 2
+            first, second = (self.read_whole(some, encoding) for some in (positions[:half], positions[half:]))
+            joined = {name: np.concatenate([values, second[0][name]]) for name, values in first[0].items()}
+            return joined, np.concatenate([first[1], second[1]])
+        return columns, np.ones(len(positions), np.bool_)
+
     def read_settled(self, positions: Ints, out: Columns) -> None:
         """Read samples as `read` does, on any thread, at positions that were settled."""
         if isinstance(self.samples, Samples):
@@ -376,17 +401,19 @@ class Storage:
 
         Raises
         ------
-        CorruptionError
+        CorruptionError, OSError
             For damaged samples; a note names their ids.
         """
         self.settle()
-        failure: CorruptionError | None = None
+        failure: CorruptionError | OSError | None = None
         damaged: list[int] = []
         for start in range(0, len(positions), self.together):
             some = positions[start : start + self.together]
             try:
                 self._raw(some)
-            except CorruptionError as error:
+            except (CorruptionError, OSError) as error:
+                if not is_unreadable(error):
+                    raise
                 failure = failure or error
                 damaged += [int(position) for position in some if not self._is_readable(position)]
         if failure is not None:
@@ -397,7 +424,9 @@ class Storage:
     def _is_readable(self, position: np.int64) -> bool:
         try:
             self._raw(np.array([position]))
-        except CorruptionError:
+        except (CorruptionError, OSError) as error:
+            if not is_unreadable(error):
+                raise
             return False
         return True
 
