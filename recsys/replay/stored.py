@@ -41,6 +41,8 @@ class StoredSamples(Closing):
     cache, cache_bytes
         For the pages of a backup; see :meth:`memhier.Store.open`.
 
+    A damaged catalog is read as far as it is whole, with a warning that names the damage.
+
     Raises
     ------
     FormatError
@@ -69,7 +71,9 @@ class StoredSamples(Closing):
     ) -> None:  # fmt: skip
         self.meta: Any
         self._source = (path, files, cache, cache_bytes)
-        store, self.meta = Storage.open_store(path, writable=False, files=files, cache=cache, cache_bytes=cache_bytes)
+        store, self.meta = Storage.open_store(
+            path, writable=False, files=files, cache=cache, cache_bytes=cache_bytes, salvage=True
+        )
         try:
             schema = stored_schema(store, self.meta, None)
             with described(f"{path}: the samples"):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from memhier.errors import CorruptionError
+from memhier.errors import CorruptionError, FormatError
 from memhier.io.reader import Reader
 from memhier.recsys.replay import CarouselBuffer, StoredSamples
 from memhier.recsys.replay.transitions.buffer import TransitionBuffer
@@ -98,3 +98,37 @@ def test_a_batch_of_a_bad_page_tells_once(tmp_path: Path) -> None:
         # Eight of 600 are drawn each time.
         assert 0 < told < 30
         assert whole == 400 - told
+
+
+def catalog_bytes(place: Path) -> list[tuple[Path, int]]:
+    """Return bytes of the catalog to flip: every 61st that is not zero, and those of the first checksums of pages."""
+    found = []
+    for file in (place / "catalog" / "data.mdb", place / "catalog.sum"):
+        data = file.read_bytes()
+        found += [(file, at) for at in np.flatnonzero(np.frombuffer(data, np.uint8))[::61].tolist()]
+    data = (place / "catalog" / "data.mdb").read_bytes()
+    at = data.rindex(b"pages/samples-0.") + len(b"pages/samples-0.00000000/00000000")
+    return [*found, *((place / "catalog" / "data.mdb", at + 4 * page + 1) for page in (0, 7, 59))]
+
+
+@pytest.mark.filterwarnings("ignore:.*as far as its catalog is whole:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:.*were left out:RuntimeWarning")
+def test_a_flipped_byte_of_the_catalog_costs_little(tmp_path: Path) -> None:
+    place = tmp_path / "b"
+    filled(place)
+    served = []
+    for file, at in catalog_bytes(place):
+        data = bytearray(file.read_bytes())
+        data[at] ^= 4
+        file.write_bytes(data)
+        try:
+            with StoredSamples(place) as stored:
+                blocks = [*stored.blocks(7, whole=True)]
+            assert all((block["x"] == (block.ids - 100)[:, None]).all() for block in blocks)
+            served.append(sum(map(len, blocks)))
+        except (CorruptionError, FormatError):
+            served.append(-1)
+        data[at] ^= 4
+        file.write_bytes(data)
+    assert served[-3:] == [59, 59, 59]
+    assert np.mean(np.array(served) >= 59) > 0.5
