@@ -408,8 +408,8 @@ class CarouselBuffer(Closing):
         return marks
 
     @shielded
-    def sample(self, n: int, out: Batch | Mapping[str, Any] | None = None) -> Batch:
-        """Draw distinct samples from memory, each slot equally likely.
+    def sample(self, n: int, out: Batch | Mapping[str, Any] | None = None, *, balanced: bool = False) -> Batch:
+        """Draw distinct samples from memory, each slot equally likely; or as many of each label.
 
         Parameters
         ----------
@@ -417,11 +417,21 @@ class CarouselBuffer(Closing):
             How many; all samples if memory holds fewer.
         out
             Filled instead of new arrays: a batch of `empty`, or arrays or tensors as `Batch.over` takes them.
+        balanced
+            Whether the labels in memory have equal shares of the batch, up to one sample; which ones have that is
+            drawn, as are the samples of each. They are distinct but where a label has fewer samples than its share.
+            The batch has exact `weights`. Labels may be classes, tasks or clusters. It looks at all slots.
 
         Returns
         -------
         Batch
-            Of min(n, len(self)) samples, in `out`; its `tensors` are torch tensors of the same memory.
+            Of min(n, len(self)) samples, in `out`; of n if it is balanced and memory is not empty. Its `tensors` are
+            torch tensors of the same memory.
+
+        Raises
+        ------
+        ValueError
+            For a balanced batch of samples without labels.
         """
         if self._closed or self._thread != caller():
             self._check_open(using=True)
@@ -430,11 +440,37 @@ class CarouselBuffer(Closing):
         if n < 0:
             raise ValueError(f"n={n}: expected 0 or more")
         count = self._placement.count
+        if balanced and count:
+            slots, weights = self._balanced(n)
+            batch = room(self._settings.schema, out, n)
+            batch.slots[:], batch.weights = slots, weights
+            self._memory.read(batch.slots, batch)
+            return batch
         n = min(n, count)
         batch = room(self._settings.schema, out, n)
+        batch.weights = None
         self._placement.order.take(self._draws.distinct(n, count), out=batch.slots, mode="clip")
         self._settings.encoding.fill_batch(batch, partial(self._memory.read, batch.slots))
         return batch
+
+    def _balanced(self, n: int) -> tuple[Ints, NDArray[np.float64]]:
+        """Draw slots so that every label has its share; return them and their weights."""
+        slots = self._placement.occupied()
+        labels = self._memory.labels[slots]
+        if (labels < 0).all():
+            raise ValueError("balanced=True: the samples have no labels; give labels to add")
+        order = np.argsort(labels, kind="stable")
+        starts, sizes = np.unique(labels[order], return_index=True, return_counts=True)[1:]
+        shares: Ints = np.full(len(sizes), n // len(sizes))
+        shares[self._draws.distinct(n % len(sizes), len(sizes))] += 1
+        drawn: list[Ints] = [np.empty(0, np.int64)]
+        for start, size, share in zip(starts.tolist(), sizes.tolist(), shares.tolist(), strict=True):
+            rounds, rest = divmod(share, size)
+            drawn += [np.arange(start, start + size)] * rounds
+            drawn.append(start + self._draws.distinct(rest, size))
+        mixed = np.argsort(self._draws.take(n), kind="stable")
+        each = np.repeat(len(sizes) * sizes / len(slots), shares)
+        return slots[order[np.concatenate(drawn)[mixed]]], each[mixed]
 
     @shielded
     def draw(self, n: int) -> Ints:
