@@ -444,7 +444,7 @@ class CarouselBuffer(Closing):
             slots, weights = self._balanced(n)
             batch = room(self._settings.schema, out, n)
             batch.slots[:], batch.weights = slots, weights
-            self._memory.read(batch.slots, batch)
+            self._settings.encoding.fill_batch(batch, partial(self._memory.read, batch.slots))
             return batch
         n = min(n, count)
         batch = room(self._settings.schema, out, n)
