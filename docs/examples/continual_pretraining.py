@@ -119,7 +119,7 @@ def main() -> None:
     """Read the arguments, train on both domains with several shares of replay, and print the perplexities."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", default="texts", choices=["texts", "generated"])
-    parser.add_argument("--memory", default="128KiB", help="DRAM for sequences (default: 128KiB)")
+    parser.add_argument("--memory", default="512KiB", help="DRAM for replay (default: 512KiB)")
     parser.add_argument("--steps", type=int, default=400, help="training steps on each domain (default: 400)")
     parser.add_argument("--folder", type=Path, help="for the buffer; a temporary one by default")
     parser.add_argument("--seed", type=int, default=0)

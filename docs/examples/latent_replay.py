@@ -131,7 +131,7 @@ def main() -> None:
     """Read the arguments, learn with each kind of buffer, and print the accuracies."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", default="cifar10", choices=["cifar10", "generated"])
-    parser.add_argument("--memory", default="2MiB", help="DRAM for latents (default: 2MiB)")
+    parser.add_argument("--memory", default="2560KiB", help="DRAM for replay (default: 2560KiB)")
     parser.add_argument("--epochs", type=int, default=3, help="over the first classes (default: 3)")
     parser.add_argument("--folder", type=Path, help="for the buffers; a temporary one by default")
     parser.add_argument("--seed", type=int, default=0)

@@ -10,7 +10,7 @@ from typing import NoReturn
 from memhier.errors import ClosedError, CorruptionError
 from memhier.io.page_file import PAGE_BYTES, PageFile
 
-__all__ = ["Fault", "raise_fault"]
+__all__ = ["Fault", "is_unreadable", "raise_fault"]
 
 Fault = tuple[str, object, int, int, int]
 """Kind, :class:`PageFile` or None, and three numbers that depend on the kind:
@@ -22,6 +22,11 @@ Fault = tuple[str, object, int, int, int]
 ``"closed"``: nothing.
 ``"layout"``: nothing; the file tells of places beyond its end.
 """
+
+
+def is_unreadable(error: BaseException) -> bool:
+    """Whether an error tells that bytes of a file cannot be had, so that another attempt is of no use."""
+    return isinstance(error, CorruptionError) or (isinstance(error, OSError) and error.errno == errno.EIO)
 
 
 def raise_fault(fault: Fault, engine: str) -> NoReturn:

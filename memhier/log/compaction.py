@@ -86,6 +86,10 @@ class Compactor:
         self.job: Future[None] | None = None
         self._pid = os.getpid()
 
+    @property
+    def _move_bytes(self) -> int:
+        return min(MOVE_BYTES, 2 * self._log.block_bytes)
+
     # In the background.
 
     @property
@@ -96,7 +100,7 @@ class Compactor:
             return 0
         step = rewriting.waiting  # which a commit may take at any time
         waiting = 0 if step is None else int(step.lengths.sum())
-        return min(rewriting.part.entries, _ENTRIES_BLOCK) * _ENTRY_BYTES + max(MOVE_BYTES, waiting)
+        return min(rewriting.part.entries, _ENTRIES_BLOCK) * _ENTRY_BYTES + max(self._move_bytes, waiting)
 
     @contextmanager
     def owing(self, added: int) -> Iterator[None]:
@@ -342,7 +346,7 @@ class Compactor:
             start = 0
             while start < len(kept):
                 before = int(ends[start - 1]) if start else 0
-                some = slice(start, max(start + 1, int(np.searchsorted(ends, before + MOVE_BYTES, "right"))))
+                some = slice(start, max(start + 1, int(np.searchsorted(ends, before + self._move_bytes, "right"))))
                 records = self._log.fetch_part(part, offsets[some], lengths[some])
                 if records is None:
                     return

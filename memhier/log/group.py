@@ -43,10 +43,11 @@ class TransactionGroup:
         The error after which the logs take no more calls.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, buffer_bytes: int) -> None:
         self.lock: threading.RLock = threading.RLock()
         self.failure: BaseException | None = None
         self._store = store
+        self._buffer_bytes = buffer_bytes
         self._tx: Transaction | None = None
         self._members: list[tuple[GroupedLog, GroupedCompactor]] = []
         self._closed = 0
@@ -74,7 +75,7 @@ class TransactionGroup:
             if self._tx is not None:
                 self._tx.check_open()
                 return False
-            self._tx = self._store.begin()
+            self._tx = self._store.begin(self._buffer_bytes)
             return True
 
     def cancel(self) -> None:

@@ -72,11 +72,13 @@ class LogOptions:
     key_space: int | None = None
     grows: bool = False
     at_once: bool = False
+    block_bytes: int = BLOCK_BYTES
 
     def __post_init__(self) -> None:
         if self.key_space is not None:
             check_int("key_space", self.key_space, 1, 2**63 - 1)
         check_number("compact_below", self.compact_below, 0, COMPACT_BELOW_MAX)
+        check_int("block_bytes", self.block_bytes, PAGE_BYTES, BLOCK_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +124,8 @@ class Log:
     part_bytes
         Bytes of records in a part, about; None for the most that there may be. Small parts give space back in small
         steps.
+    block_bytes
+        Of records that are appended in one piece, at most.
     """
 
     def __init__(
@@ -152,7 +156,8 @@ class Log:
         self.table: PartTable = PartTable()
         self.parts: dict[int, Part] = {}
         self.fresh: list[OpenPart] = []
-        self.tail: LogTail = LogTail()
+        self.block_bytes: int = options.block_bytes
+        self.tail: LogTail = LogTail(self.block_bytes, record_format.record_bytes)
         self.lock: threading.Lock = threading.Lock()
         self.patient = False
         self.part_bytes: int | None = None
@@ -414,9 +419,9 @@ class Log:
     def _block_bytes(self) -> int:
         """Return how much is appended in one piece: no part grows far beyond its limit."""
         if self.part_bytes is None:
-            return BLOCK_BYTES
+            return self.block_bytes
         left = self.part_bytes - (self.fresh[-1].part.end if self.fresh else 0)
-        return min(BLOCK_BYTES, left if left > 0 else self.part_bytes)
+        return min(self.block_bytes, left if left > 0 else self.part_bytes)
 
     def _part_to_write_locked(self, tx: Transaction) -> OpenPart:
         if self.fresh and self.fresh[-1].part.end < self.most_bytes():

@@ -52,7 +52,7 @@ class RecordLog(Closing):
         if beside is not None and (beside.log.store is not store or beside.leader is not None):
             raise ValueError(f"beside={beside.log.name!r}: expected a log of the same store that commits by itself")
         self.leader = None if beside is None else beside.log.name
-        group = TransactionGroup(store) if beside is None else beside.log.group
+        group = TransactionGroup(store, 2 * options.block_bytes) if beside is None else beside.log.group
         self.log = Log(store, name, reader, record_format, options, group)
         self.compactor = Compactor(self.log, float(options.compact_below))
         group.join(self.log, self.compactor)

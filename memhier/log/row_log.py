@@ -11,7 +11,7 @@ from memhier.io.read_arguments import empty_rows
 from memhier.log.log import Bytes, Ints, LogOptions
 from memhier.log.parts import ENTRY
 from memhier.log.record_log import RecordLog
-from memhier.log.tail import LogTail
+from memhier.log.tail import BLOCK_BYTES, LogTail
 from memhier.rows.rows import ROW_BYTES_MAX, rows_per_page
 from memhier.shield import shielded
 from memhier.store.store import Store
@@ -87,6 +87,8 @@ class RowLog(RecordLog):
     at_once
         Whether the index takes its room for `capacity` keys at once, 36 bytes each. Else it grows with the keys, and 52
         bytes each are the most that it takes.
+    block_bytes
+        Of the pieces that are written, a multiple of 4,096 up to 2**19: the buffers follow it.
     beside
         A log of the same store; this one writes in its transaction, and its commit makes both durable. The same thread
         changes them, they fail together, and they are closed together.
@@ -127,10 +129,11 @@ class RowLog(RecordLog):
         key_space: int | None = None,
         grows: bool = False,
         at_once: bool = False,
+        block_bytes: int = BLOCK_BYTES,
         beside: RecordLog | None = None,
     ) -> None:
         self.row_bytes: int = check_int("row_bytes", row_bytes, 1, ROW_BYTES_MAX)
-        options = LogOptions(capacity, compact_below, key_space, grows, at_once)
+        options = LogOptions(capacity, compact_below, key_space, grows, at_once, block_bytes)
         super().__init__(store, name, reader, RowFormat(row_bytes, rows_per_page(row_bytes)), options, beside)
 
     @shielded

@@ -11,7 +11,7 @@ from memhier.arguments import as_bytes
 from memhier.log.log import Bytes, Ints, LogOptions
 from memhier.log.parts import ENTRY
 from memhier.log.record_log import RecordLog
-from memhier.log.tail import LogTail
+from memhier.log.tail import BLOCK_BYTES, LogTail
 from memhier.shield import shielded
 from memhier.store.segments import PAGE_BYTES
 from memhier.store.store import Store
@@ -75,7 +75,7 @@ class Samples(RecordLog):
         Most distinct keys at a time, 1 to 2**31 - 1: 40 bytes of DRAM are taken at once for each.
     key_space
         As in :class:`~memhier.log.row_log.RowLog`, but for 12 bytes.
-    compact_below, grows, beside
+    compact_below, grows, block_bytes, beside
         As in :class:`~memhier.log.row_log.RowLog`.
 
     Raises
@@ -110,9 +110,10 @@ class Samples(RecordLog):
         compact_below: float = 0,
         key_space: int | None = None,
         grows: bool = False,
+        block_bytes: int = BLOCK_BYTES,
         beside: RecordLog | None = None,
     ) -> None:
-        options = LogOptions(capacity, compact_below, key_space, grows)
+        options = LogOptions(capacity, compact_below, key_space, grows, block_bytes=block_bytes)
         super().__init__(store, name, reader, SampleFormat(), options, beside)
 
     @shielded

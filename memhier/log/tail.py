@@ -14,16 +14,37 @@ if TYPE_CHECKING:
 __all__ = ["BLOCK_BYTES", "LogTail", "OpenPart"]
 
 BLOCK_BYTES = 2**19
-_TAIL_BYTES = 2**20 + PAGE_BYTES  # a page of padding always fits
 
 
 class LogTail:
-    """The end of a part's records, in DRAM because the file may not have it yet. All parts use one buffer in turn."""
+    """The end of a part's records, in DRAM because the file may not have it yet. All parts use one buffer in turn.
 
-    def __init__(self) -> None:
-        self.buffer: NDArray[np.uint8] = np.empty(_TAIL_BYTES, np.uint8)
+    Parameters
+    ----------
+    block_bytes
+        Of records that are appended together, at most, but for a single one.
+    record_bytes
+        Of every record; 0 if they differ.
+
+    Attributes
+    ----------
+    kept
+        The bytes before those that the file lacks which stay: a record may begin in them and reach across.
+    """
+
+    def __init__(self, block_bytes: int, record_bytes: int) -> None:
+        self.kept: int = _kept(record_bytes)
+        self.buffer: NDArray[np.uint8] = np.empty(self.bytes_for(block_bytes, record_bytes), np.uint8)
         self.start: int = 0
         self.filled: int = 0
+
+    @staticmethod
+    def bytes_for(block_bytes: int, record_bytes: int) -> int:
+        """Return the DRAM of a tail."""
+        kept = _kept(record_bytes)
+        block = max(block_bytes, kept)
+        # A block is padded by an eighth; a page of padding, and one that the file has in part, always fit.
+        return kept + block + block // 8 + 3 * PAGE_BYTES
 
     def reset(self, start: int) -> None:
         """Begin anew at an offset."""
@@ -47,11 +68,15 @@ class LogTail:
         return self.buffer[begin : begin + length].tobytes()
 
 
+def _kept(record_bytes: int) -> int:
+    return min(record_bytes or LARGE_BYTES, LARGE_BYTES)
+
+
 class OpenPart:
     """Appends records and entries to the two segments of a new part.
 
     Every record below `LARGE_BYTES` is readable from the tail or from the file: the tail keeps the bytes that the file
-    lacks, and the `LARGE_BYTES` before them, in which a record that reaches across may begin. `make_readable` writes
+    lacks, and those before them in which a record that reaches across may begin. `make_readable` writes
     larger records, and those before them, when they are read: few are before the commit.
 
     Attributes
@@ -90,13 +115,13 @@ class OpenPart:
 
     def give(self) -> None:
         """Hand the segment all records, and write the whole pages; FullError if these find no room."""
-        self._flush(LARGE_BYTES)
+        self._flush(self._tail.kept)
 
     def append(self, data: NDArray[np.uint8], offset: int, end: int) -> None:
-        """Append records below `LARGE_BYTES`, `BLOCK_BYTES` of them and an eighth more of padding at most."""
+        """Append records below `LARGE_BYTES`, a block of them and an eighth more of padding at most."""
         tail = self._tail
         if tail.filled + end - self.part.end > len(tail.buffer) - PAGE_BYTES:
-            self._flush(LARGE_BYTES)
+            self._flush(tail.kept)
         begin = tail.filled + offset - self.part.end
         tail.buffer[tail.filled : begin] = 0
         tail.buffer[begin : begin + len(data)] = data
@@ -114,8 +139,9 @@ class OpenPart:
 
     def make_readable(self, offsets: NDArray[np.int64]) -> None:
         """Let the reader have records that left the tail and may not be in the file yet."""
-        if self._tail.start > self._readable and len(offsets) and int(offsets.max()) >= self._readable - LARGE_BYTES:
-            self._flush(LARGE_BYTES)
+        tail = self._tail
+        if tail.start > self._readable and len(offsets) and int(offsets.max()) >= self._readable - tail.kept:
+            self._flush(tail.kept)
 
     def enter(self, entries: NDArray[np.void]) -> None:
         """Append entries, `ENTRY` [n]."""

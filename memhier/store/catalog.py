@@ -24,7 +24,7 @@ from memhier.files import Files, read_file
 from memhier.io.kernels import crc32c, crc32c_each
 from memhier.store.catalog_tree import BLOCK_BYTES, PAGE_SIZES, CatalogTree, Meta
 
-__all__ = ["Catalog", "Guard", "Published", "Snapshot"]
+__all__ = ["CHECKSUMS", "Catalog", "Guard", "Published", "Snapshot"]
 
 _MAP_SPARE_BYTES = 2**20
 _CHECKSUM = struct.Struct("<I")
@@ -33,6 +33,8 @@ _NUMBER_KEY = b"transaction"
 _GUARD_MAGIC = b"mhguard1"
 _GUARD_HEAD = struct.Struct("<8sQQQ")  # magic, transaction, page size, blocks
 _RACE_SECONDS = 10.0
+CHECKSUMS = b"pages/"
+"""Keys of entries that hold checksums of pages begin so."""
 _FIRST_PAGES = 3  # of the first transaction: two roots and a leaf
 
 
@@ -206,6 +208,33 @@ class Catalog:
                 # A writer may have published, and then reused the pages of, two newer transactions meanwhile.
                 if self.published() == guard.transaction or self._files.clock() > deadline:
                     raise
+
+    def salvage(self) -> tuple[Snapshot, list[CorruptionError]]:
+        """Return the entries of a damaged catalog that are whole, for readers, and the damage.
+
+        Checksums of pages are there even so: each says of its own page whether it fits.
+        """
+        found: list[CorruptionError] = []
+        guard: Guard | None = None
+        try:
+            guard = self._read_guard()
+        except CorruptionError as error:
+            found.append(error)
+        entries: dict[bytes, bytes] = {}
+        with self._files.open(self._data, "r") as file:
+            tree = CatalogTree(file, None if guard is None else guard.page_size, found=found)
+            meta = tree.newest() if guard is None else tree.read_meta(guard.transaction)
+            if guard is not None and meta.transaction != guard.transaction:
+                raise CorruptionError(f"{self._data}: transaction {meta.transaction}, expected {guard.transaction}")
+            for key, sealed in tree.walk(meta):
+                value, checksum = sealed[: -_CHECKSUM.size], sealed[-_CHECKSUM.size :]
+                if checksum != _CHECKSUM.pack(_checksums([key], [value])[0]):
+                    found.append(CorruptionError(f"{self._data}: the value of {key!r} does not match its checksum"))
+                    if not key.startswith(CHECKSUMS):
+                        continue
+                entries[key] = value
+        entries.pop(_NUMBER_KEY, None)
+        return Snapshot(meta.transaction, entries), found
 
     def recover(self) -> Snapshot:
         """For a writer that just took the lock: check all that LMDB relies on, finish a commit cut off by a crash."""

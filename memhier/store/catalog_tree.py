@@ -63,10 +63,16 @@ class CatalogTree:
     checksums
         uint32 [blocks], CRC32C of each 4096 bytes from the start; None believes the pages' contents (but no
         number in them).
+    found
+        Takes the damage that `walk` meets, which goes on behind it; None raises.
     """
 
-    def __init__(self, file: File, page_size: int | None = None, checksums: NDArray[np.uint32] | None = None) -> None:
+    def __init__(
+        self, file: File, page_size: int | None = None, checksums: NDArray[np.uint32] | None = None,
+        found: list[CorruptionError] | None = None,
+    ) -> None:  # fmt: skip
         self._file = file
+        self._found = found
         self._checksums = checksums
         size = file.size()
         head = memoryview(bytearray(min(size, _HEAD_BYTES)))
@@ -123,7 +129,7 @@ class CatalogTree:
             count += 1
             yield entry
         if count != meta.entries:
-            raise self._damage(f"{count} entries, expected {meta.entries}")
+            self._tell(self._damage(f"{count} entries, expected {meta.entries}"))
 
     def free_pages(self, meta: Meta) -> NDArray[np.bool_]:
         """Return which pages, up to the last, are free in a snapshot.
@@ -140,7 +146,18 @@ class CatalogTree:
             free[numbers[numbers < len(free)]] = True
         return free
 
+    def _tell(self, error: CorruptionError) -> None:
+        if self._found is None:
+            raise error
+        self._found.append(error)
+
     def _walk(self, number: int, seen: set[int], depth: int) -> Iterator[tuple[bytes, bytes]]:
+        try:
+            yield from self._walk_page(number, seen, depth)
+        except CorruptionError as error:
+            self._tell(error)
+
+    def _walk_page(self, number: int, seen: set[int], depth: int) -> Iterator[tuple[bytes, bytes]]:
         if number == _NO_PAGE and depth == 0:
             return
         if number in seen or depth >= _DEPTH_LIMIT:
@@ -161,7 +178,12 @@ class CatalogTree:
                 yield from self._walk(low | high << 16 | node_flags << 32, seen, depth + 1)
             else:
                 key = bytes(page[position + _NODE.size : data])
-                yield key, self._value(page, number, data, low | high << 16, node_flags, seen)
+                try:
+                    value = self._value(page, number, data, low | high << 16, node_flags, seen)
+                except CorruptionError as error:
+                    self._tell(error)
+                    continue
+                yield key, value
 
     def _value(self, page: memoryview, number: int, data: int, size: int, flags: int, seen: set[int]) -> bytes:
         if not flags & _BIG_DATA:

@@ -75,7 +75,7 @@ class SegmentWriter:
         self._filled = 0
         self._length = 0
         self._pages = 0
-        self._checksums: NDArray[np.uint32] = np.empty(BUFFER_BYTES // PAGE_BYTES, np.uint32)
+        self._checksums: NDArray[np.uint32] = np.empty(buffer_bytes // PAGE_BYTES, np.uint32)
         self._pid = os.getpid()
         self._open = True
 
@@ -225,7 +225,7 @@ class SegmentWriter:
         """Write whole pages behind those of the file. Pages that were written in part are written again."""
         count = len(pages) // PAGE_BYTES
         if self._pages + count > len(self._checksums):
-            grown = np.empty(2 * len(self._checksums), np.uint32)
+            grown = np.empty(max(2 * len(self._checksums), self._pages + count), np.uint32)
             grown[: self._pages] = self._checksums[: self._pages]
             self._checksums = grown
         self._checksums[self._pages : self._pages + count] = crc32c_pages(pages)

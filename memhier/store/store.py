@@ -7,6 +7,7 @@ catalog does not name does not exist, so there is nothing to repair after a cras
 
 import errno
 import os
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -53,6 +54,7 @@ CACHE_BYTES = "16GiB"
 """The most that the pages of a backup take on SSD, unless a caller says so."""
 
 _RACE_SECONDS = 10.0
+_NAMED = 3  # damages of a catalog, at most
 
 
 class Store(Closing):
@@ -164,6 +166,7 @@ class Store(Closing):
         files: Files | None = None,
         cache: str | os.PathLike[str] | None = None,
         cache_bytes: int | str = CACHE_BYTES,
+        salvage: bool = False,
     ) -> Self:
         """Open a store at its last commit.
 
@@ -185,6 +188,9 @@ class Store(Closing):
             By default ``memhier`` in ``$XDG_CACHE_HOME``, or else in ``~/.cache``.
         cache_bytes
             The most that the pages of this backup take there. Those that calls under way need may exceed it.
+        salvage
+            Whether to read a store whose catalog is damaged as far as that is whole, with a warning that names the
+            damage; not for writing.
 
         Raises
         ------
@@ -207,8 +213,9 @@ class Store(Closing):
         require_published(files, root)
         catalog = Catalog(files, str(root))
         if not writable:
-            contents, held, stamp = _load_and_hold(files, root, catalog, kind, verify)
-            again = partial(cls.open, root, kind, verify=verify, files=files)
+            read = partial(_salvaged, catalog) if salvage else catalog.read
+            contents, held, stamp = _load_and_hold(files, root, catalog, read, kind, verify)
+            again = partial(cls.open, root, kind, verify=verify, files=files, salvage=salvage)
             return cls(root, files, verify, catalog, contents, None, held, stamp=stamp, again=again)
         lock = take_lock(files, root)
         try:
@@ -636,12 +643,12 @@ def _contents(root: Path, snapshot: Snapshot, kind: str, verify: Verify) -> Cont
 
 
 def _load_and_hold(
-    files: Files, root: Path, catalog: Catalog, kind: str, verify: Verify
+    files: Files, root: Path, catalog: Catalog, read: Callable[[], Snapshot], kind: str, verify: Verify
 ) -> tuple[Contents, list[File], tuple[int, ...]]:
     """Load the published generation, hold its files, which a writer may be replacing, and return its stamp as well."""
     deadline = files.clock() + _RACE_SECONDS
     while True:
-        stamp, snapshot = catalog.stamp(), catalog.read()
+        stamp, snapshot = catalog.stamp(), read()
         if stamp != catalog.stamp():  # another commit came between: that of the snapshot is not known
             stamp = ()
         contents = _contents(root, snapshot, kind, verify)
@@ -650,6 +657,18 @@ def _load_and_hold(
         except FileNotFoundError as error:
             if catalog.published() == snapshot.transaction or files.clock() > deadline:
                 raise CorruptionError(f"{error.filename}: missing, but the catalog names it") from None
+
+
+def _salvaged(catalog: Catalog) -> Snapshot:
+    """Return the published snapshot, or the entries of a damaged one that are whole."""
+    try:
+        return catalog.read()
+    except CorruptionError as error:
+        snapshot, found = catalog.salvage()
+        damage = "; ".join([*dict.fromkeys(map(str, [error, *found]))][:_NAMED])
+        warnings.warn(f"{damage}; the store is read as far as its catalog is whole",
+                      RuntimeWarning, stacklevel=5)  # fmt: skip
+        return snapshot
 
 
 def _remove_leftovers(files: Files, root: Path, contents: Contents) -> None:

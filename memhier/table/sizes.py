@@ -13,6 +13,7 @@ from memhier.cache.slots import SlotMap
 from memhier.errors import BudgetError
 from memhier.log.index import LogIndex
 from memhier.log.parts import ENTRY, LARGE_BYTES, page_after
+from memhier.log.tail import BLOCK_BYTES, LogTail
 from memhier.policies import LFU, LRU, S3FIFO, Belady, Policy
 from memhier.policies._base import CAPACITY_MAX
 from memhier.rows.rows import rows_per_page
@@ -48,8 +49,7 @@ _QUEUED_ROW_BYTES = 64
 _APPEND_ROW_BYTES = 24
 # State, dirty, image and stored flags of a slot; key and slot of a row on its way to the reading thread.
 _SLOT_BYTES = 4 + 16
-# The end of the records in DRAM; and the records and entries of an open transaction that wait to be written.
-_TAIL_BYTES = 2**20 + PAGE_BYTES
+# The records and entries of an open transaction that wait to be written.
 WRITE_BUFFERS_BYTES = 2 * (2**20 + 2**11)
 # Checksums, 4 bytes a page: of a log twice as large as its rows, and as much again while arrays of them grow.
 _CHECKSUM_BYTES = 16
@@ -219,7 +219,8 @@ def log_bytes(rows: int, row_bytes: int, key_space: int | None = None, *, at_onc
         pages = page_after(rows * row_bytes) // PAGE_BYTES
     pages += page_after(rows * ENTRY.itemsize) // PAGE_BYTES
     index = LogIndex.bytes_for(rows, key_space, at_once)
-    return index + _TAIL_BYTES + WRITE_BUFFERS_BYTES + pages * _CHECKSUM_BYTES + _TABLES_BYTES
+    tail = LogTail.bytes_for(BLOCK_BYTES, row_bytes)
+    return index + tail + WRITE_BUFFERS_BYTES + pages * _CHECKSUM_BYTES + _TABLES_BYTES
 
 
 def rows_within(dram: int, row_bytes: int, key_space: int) -> int:

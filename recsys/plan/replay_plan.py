@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from memhier.arguments import check_int, check_number
 from memhier.budget import format_bytes
-from memhier.errors import BudgetError
 from memhier.io.page_file import PAGE_BYTES
 from memhier.planning.node import Node
 from memhier.recsys.plan.table_plan import Limit, fewest
@@ -152,10 +151,7 @@ def plan_replay(workload: ReplayWorkload, node: Node) -> ReplayPlan:
 def _slots(settings: BufferSettings, workload: ReplayWorkload, node: Node, nodes: int) -> int:
     """Return the samples that one machine's DRAM holds, 0 where it is too small."""
     left = int(_DRAM_SHARE * node.dram) - _INDEX_BYTES * -(-workload.samples // nodes)
-    try:
-        return settings.memory_slots(f"{left}B") if left > 0 else 0
-    except BudgetError:
-        return 0
+    return settings.slots_within(left)
 
 
 def _disk_bytes(settings: BufferSettings, workload: ReplayWorkload, node: Node, nodes: int) -> int:

@@ -8,7 +8,6 @@ until then, and of samples that storage has replaced.
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -147,18 +146,10 @@ class BatchQueue:
         """Read the samples that storage has; return False for damaged ones and True for all others, bool [n]."""
         readable: NDArray[np.bool_] = np.ones(len(positions), np.bool_)
         stored = np.flatnonzero(positions >= 0)
-        columns = self._schema.empty(len(stored))
-        try:
-            self._encoding.fill(columns, partial(storage.read, positions[stored]))
-        except CorruptionError:
-            for index, row in enumerate(stored.tolist()):
-                one = {name: values[index : index + 1] for name, values in columns.items()}
-                try:
-                    self._encoding.fill(one, partial(storage.read, positions[row : row + 1]))
-                except CorruptionError:
-                    readable[row] = False
+        columns, whole = storage.read_whole(positions[stored], self._encoding)
+        readable[stored] = whole
         for name, values in columns.items():
-            out[name][stored] = values
+            out[name][stored[whole]] = values
         return readable
 
 

@@ -31,6 +31,9 @@ class Batch:
         int64 ``[n]``: those given to `add`, else the number of earlier samples.
     slots
         int64 ``[n]``: their slots of memory, which `feedback` reads.
+    weights
+        float64 ``[n]`` of a balanced batch: the mean of ``weights * loss`` is, on average, the mean loss of all samples
+        in memory. None of any other: all are 1.
 
     Examples
     --------
@@ -48,6 +51,7 @@ class Batch:
     labels: NDArray[np.int64]
     ids: NDArray[np.int64]
     slots: NDArray[np.int64]
+    weights: NDArray[np.float64] | None = None
 
     @classmethod
     def empty(cls, schema: Schema, count: int) -> "Batch":
@@ -123,7 +127,8 @@ class Batch:
     def first(self, count: int) -> "Batch":
         """Return the first samples, in place."""
         data = {name: values[:count] for name, values in self.data.items()}
-        return Batch(data, self.labels[:count], self.ids[:count], self.slots[:count])
+        weights = None if self.weights is None else self.weights[:count]
+        return Batch(data, self.labels[:count], self.ids[:count], self.slots[:count], weights)
 
     def ragged(self, name: str) -> list[NDArray[Any]]:
         """Return the values of a field whose lengths differ, each cut to its length, in place."""

@@ -7,6 +7,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, Self
 
@@ -21,13 +22,14 @@ from memhier.files import Files
 from memhier.recsys.replay.ahead import BatchQueue
 from memhier.recsys.replay.batch import Batch, room
 from memhier.recsys.replay.codecs.encoding import check_storage_codecs
+from memhier.recsys.replay.division import Buffers
 from memhier.recsys.replay.placement.admit import Admission, admission
 from memhier.recsys.replay.placement.memory import Memory
 from memhier.recsys.replay.placement.placement import Members, Placement
 from memhier.recsys.replay.policies import SwapPolicy, encoded_policy, stored_policy, swap_policy
 from memhier.recsys.replay.reader import MemoryReader
 from memhier.recsys.replay.schema import Columns, Schema, as_array, check_update
-from memhier.recsys.replay.settings import CODES, BufferSettings, as_schema, stored_schema
+from memhier.recsys.replay.settings import CODES, BufferSettings, Tiers, as_schema, stored_schema
 from memhier.recsys.replay.storage.described import VERSION
 from memhier.recsys.replay.storage.storage import KIND, META, Storage
 from memhier.recsys.replay.stored import StoredSamples
@@ -42,7 +44,6 @@ __all__ = ["CarouselBuffer"]
 Ints = NDArray[np.int64]
 Where = Mapping[str, Any] | Callable[[Ints, Ints], NDArray[np.bool_]]
 
-_MOVED = 1024  # samples that move together
 _USER = "user/"
 
 
@@ -75,9 +76,10 @@ class CarouselBuffer(Closing):
     path
         A directory to make; `open` opens an existing one.
     memory
-        Size of the memory tier: samples as an int, or bytes as text: ``"64MiB"``, which holds the samples and the state
-        of each slot. The index of storage (44 to 104 bytes for each stored sample) and buffers come on top;
-        `memory_bytes` counts everything.
+        Size of the memory tier: samples as an int, or bytes as text: ``"64MiB"``, within which the whole buffer stays:
+        samples, slots, the index of storage, reader, logs and swaps. Batches drawn ahead and the samples of a call come
+        on top; and, without a limit of storage, its index, 44 to 104 bytes for each stored sample. `memory_bytes`
+        counts everything.
     storage
         Size of the storage tier: samples as an int, bytes as text, or None for no limit. The tier never exceeds a limit
         in bytes, with checkpoints or without. It has room for each sample twice: as of the last checkpoint, to which a
@@ -163,19 +165,20 @@ class CarouselBuffer(Closing):
             raise TypeError(f"codec={codec!r}: expected a dict from fields to codecs, such as {{'image': 'jpeg:90'}}")
         check_storage_codecs(schema, codec or {})
         settings = BufferSettings(schema, dict(codec or {}), kept, swap_policy(swap), seed, delay, same_class, way_back)
-        slots = settings.memory_slots(memory)
-        limit = settings.storage_limit(storage, slots)
-        tier = Storage.create(path, settings.held, settings.codecs, limit is not None, files)
+        tiers = settings.tiers(memory, storage)
+        tier = Storage.create(path, settings.held, settings.codecs, tiers.limit is not None, files, tiers.buffers)
         with _closing_on_error(tier):
-            self._set_up(settings, tier, slots, limit)
+            self._set_up(settings, tier, tiers)
             self._commit({f"{CODES}{name}": codes.value for name, codes in settings.codes.items()})
             tier.keep_way_back(way_back)
 
-    def _set_up(self, settings: BufferSettings, storage: Storage, slots: int, limit: int | None) -> None:
+    def _set_up(self, settings: BufferSettings, storage: Storage, tiers: Tiers) -> None:
         self._settings = settings
         self._storage = storage
-        self._placement = Placement(settings.seed, slots, limit, settings.by_class)
-        self._memory = Memory.make(settings.held, slots)
+        self._dram = tiers.dram
+        at_once = tiers.buffers.stored is not None
+        self._placement = Placement(settings.seed, tiers.slots, tiers.limit, settings.by_class, at_once)
+        self._memory = Memory.make(settings.held, tiers.slots)
         self._ahead = BatchQueue(settings.encoding, self._placement)
         self._swapper = Swapper(settings, storage, self._placement, self._memory, self._ahead)
         self._draws = Uniforms(settings.seed, Purpose.SAMPLE)
@@ -221,7 +224,7 @@ class CarouselBuffer(Closing):
             If another process or buffer has it open.
         """
         store, meta = Storage.open_store(path, writable=True, files=files)
-        limit = meta["tiers"]["limit"]
+        limit, dram = meta["tiers"]["limit"], meta.get("dram")
         with _closing_on_error(store):
             there = stored_schema(store, meta, schema)
             policy = stored_policy(meta["swap"], swap, store.path)
@@ -231,16 +234,18 @@ class CarouselBuffer(Closing):
                 there, meta["codecs"], kept, policy, meta["seed"], meta["delay"], meta["same_class"],
                 meta.get("way_back", False),
             )  # fmt: skip
+            there_are = Tiers(meta["slots"], limit, dram, Buffers() if dram is None else Buffers.within(dram, limit))
+            tiers = there_are if memory is None else settings.tiers(memory, None, limit)
             with described(f"{path}: the samples"):
-                storage = Storage(store, settings.held, settings.codecs, limit is not None)
+                storage = Storage(store, settings.held, settings.codecs, limit is not None, tiers.buffers)
         self = cls.__new__(cls)
         with _closing_on_error(storage):
-            self._set_up(settings, storage, meta["slots"], limit)
+            self._set_up(settings, storage, replace(tiers, slots=there_are.slots))
         with _closing_on_error(self):
             self._restore(meta)
             storage.keep_way_back(settings.way_back)
-            if memory is not None:
-                self.resize(memory=memory)
+            if tiers.slots != self.capacity:
+                self._resize_memory(tiers.slots)
         return self
 
     @staticmethod
@@ -403,8 +408,8 @@ class CarouselBuffer(Closing):
         return marks
 
     @shielded
-    def sample(self, n: int, out: Batch | Mapping[str, Any] | None = None) -> Batch:
-        """Draw distinct samples from memory, each slot equally likely.
+    def sample(self, n: int, out: Batch | Mapping[str, Any] | None = None, *, balanced: bool = False) -> Batch:
+        """Draw distinct samples from memory, each slot equally likely; or as many of each label.
 
         Parameters
         ----------
@@ -412,11 +417,21 @@ class CarouselBuffer(Closing):
             How many; all samples if memory holds fewer.
         out
             Filled instead of new arrays: a batch of `empty`, or arrays or tensors as `Batch.over` takes them.
+        balanced
+            Whether the labels in memory have equal shares of the batch, up to one sample; which ones have that is
+            drawn, as are the samples of each. They are distinct but where a label has fewer samples than its share.
+            The batch has exact `weights`. Labels may be classes, tasks or clusters. It looks at all slots.
 
         Returns
         -------
         Batch
-            Of min(n, len(self)) samples, in `out`; its `tensors` are torch tensors of the same memory.
+            Of min(n, len(self)) samples, in `out`; of n if it is balanced and memory is not empty. Its `tensors` are
+            torch tensors of the same memory.
+
+        Raises
+        ------
+        ValueError
+            For a balanced batch of samples without labels.
         """
         if self._closed or self._thread != caller():
             self._check_open(using=True)
@@ -425,11 +440,37 @@ class CarouselBuffer(Closing):
         if n < 0:
             raise ValueError(f"n={n}: expected 0 or more")
         count = self._placement.count
+        if balanced and count:
+            slots, weights = self._balanced(n)
+            batch = room(self._settings.schema, out, n)
+            batch.slots[:], batch.weights = slots, weights
+            self._settings.encoding.fill_batch(batch, partial(self._memory.read, batch.slots))
+            return batch
         n = min(n, count)
         batch = room(self._settings.schema, out, n)
+        batch.weights = None
         self._placement.order.take(self._draws.distinct(n, count), out=batch.slots, mode="clip")
         self._settings.encoding.fill_batch(batch, partial(self._memory.read, batch.slots))
         return batch
+
+    def _balanced(self, n: int) -> tuple[Ints, NDArray[np.float64]]:
+        """Draw slots so that every label has its share; return them and their weights."""
+        slots = self._placement.occupied()
+        labels = self._memory.labels[slots]
+        if (labels < 0).all():
+            raise ValueError("balanced=True: the samples have no labels; give labels to add")
+        order = np.argsort(labels, kind="stable")
+        starts, sizes = np.unique(labels[order], return_index=True, return_counts=True)[1:]
+        shares: Ints = np.full(len(sizes), n // len(sizes))
+        shares[self._draws.distinct(n % len(sizes), len(sizes))] += 1
+        drawn: list[Ints] = [np.empty(0, np.int64)]
+        for start, size, share in zip(starts.tolist(), sizes.tolist(), shares.tolist(), strict=True):
+            rounds, rest = divmod(share, size)
+            drawn += [np.arange(start, start + size)] * rounds
+            drawn.append(start + self._draws.distinct(rest, size))
+        mixed = np.argsort(self._draws.take(n), kind="stable")
+        each = np.repeat(len(sizes) * sizes / len(slots), shares)
+        return slots[order[np.concatenate(drawn)[mixed]]], each[mixed]
 
     @shielded
     def draw(self, n: int) -> Ints:
@@ -582,6 +623,7 @@ class CarouselBuffer(Closing):
             **({"field_codecs": settings.schema.codecs} if settings.schema.codecs else {}),
             **({"means": settings.schema.means} if settings.schema.means else {}),
             **({"way_back": True} if settings.way_back else {}),
+            **({} if self._dram is None else {"dram": self._dram}),
             "by_class": placement.members.by_class,
             "admit": settings.admission.name,
             "swap": encoded_policy(settings.policy),
@@ -693,8 +735,8 @@ class CarouselBuffer(Closing):
         self._ahead.replaced(doomed)
         self._swapper.drop(doomed)
         holes = doomed[doomed < size]
-        for start in range(0, len(holes), _MOVED):
-            some = slice(start, start + _MOVED)
+        for start in range(0, len(holes), storage.together):
+            some = slice(start, start + storage.together)
             storage.move(holes[some], movers[some])
             for position, old in zip(holes[some].tolist(), movers[some].tolist(), strict=True):
                 placement.move(position, old)
@@ -716,8 +758,8 @@ class CarouselBuffer(Closing):
         Parameters
         ----------
         memory, storage
-            As for the buffer; None leaves the tier as it is. A storage in bytes is counted beside the new memory: give
-            it again with a larger memory.
+            As for the buffer; None leaves the tier as it is, but a memory in bytes has more slots beside a smaller
+            storage. A storage in bytes is counted beside the new memory: give it again with a larger memory.
 
         Raises
         ------
@@ -725,15 +767,24 @@ class CarouselBuffer(Closing):
             If storage that dropped samples was to grow.
         """
         self._check_open(writing=True)
-        settings = self._settings
-        slots = None if memory is None else settings.memory_slots(memory)
-        limit = settings.storage_limit(storage, slots or self.capacity)
+        settings, buffers = self._settings, self._storage.buffers
+        limit = self._placement.limit
+        if memory is None and self._dram is not None:
+            # The index of storage is part of the budget, so another storage leaves memory more or fewer slots.
+            tiers = settings.tiers(f"{self._dram}B", storage, limit, buffers)
+        else:
+            tiers = settings.tiers(self.capacity if memory is None else memory, storage, limit, buffers)
         with self._writing(KeyboardInterrupt):
-            if limit is not None:
-                self._resize_storage(limit)
-            if slots is not None and slots != self.capacity:
-                self._swapper.resize(slots, stream(settings.seed, Purpose.RESIZE, self._placement.arrivals))
+            if storage is not None:
+                assert tiers.limit is not None
+                self._resize_storage(tiers.limit)
+            if tiers.slots != self.capacity and (memory is not None or storage is not None):
+                self._resize_memory(tiers.slots)
+            self._dram = tiers.dram
             self._bound_storage()
+
+    def _resize_memory(self, slots: int) -> None:
+        self._swapper.resize(slots, stream(self._settings.seed, Purpose.RESIZE, self._placement.arrivals))
 
     def _resize_storage(self, limit: int) -> None:
         placement = self._placement

@@ -6,24 +6,56 @@ from functools import cached_property
 from typing import Any
 
 from memhier.arguments import check_int
-from memhier.budget import parse_bytes
+from memhier.budget import format_bytes, parse_bytes
 from memhier.errors import BudgetError, FormatError
 from memhier.fields import described
 from memhier.io.page_file import PAGE_BYTES
 from memhier.recsys.replay.codecs.encoding import Encoding
+from memhier.recsys.replay.division import Buffers
 from memhier.recsys.replay.placement.admit import Admission, Everything
 from memhier.recsys.replay.placement.memory import Memory
 from memhier.recsys.replay.policies import SwapPolicy
 from memhier.recsys.replay.product import ProductCodes
 from memhier.recsys.replay.schema import Schema
+from memhier.recsys.replay.storage.index import INDEX_ROW_BYTES
+from memhier.recsys.replay.storage.records import SampleCodec
 from memhier.recsys.replay.storage.room import Copies, samples_within, storage_bytes
 from memhier.store.store import Store
 
-__all__ = ["CODES", "BufferSettings", "as_schema", "stored_schema"]
+__all__ = ["CODES", "BufferSettings", "Tiers", "as_schema", "stored_schema"]
 
 CODES = "replay/codes/"
 """Prefix of the names of values with product codes."""
 _SLOT_BYTES = 8 * 5 + 2  # of a placement, for each slot
+_CLASS_SLOT_BYTES = 5  # where slots are kept by class
+# The entry of a stored sample, the places of its record and in its group.
+_STORED_BYTES = 24 + 8 + 8
+_CLASS_STORED_BYTES = 10  # while an array of positions of one class grows
+_LENGTH_BYTES = 4  # of a record, where they differ
+_SIDE_BYTES = 8  # the place of the record of mutable fields
+_CHECKSUM_SHARE = 680  # bytes on SSD for one of checksums, also while arrays of them grow
+
+
+@dataclass(frozen=True, slots=True)
+class Tiers:
+    """The sizes of both tiers.
+
+    Attributes
+    ----------
+    slots
+        Of memory.
+    limit
+        Samples in storage at most; None for no limit.
+    dram
+        The budget in bytes that they came from; None where memory was given in samples.
+    buffers
+        Beside them.
+    """
+
+    slots: int
+    limit: int | None
+    dram: int | None
+    buffers: Buffers
 
 
 @dataclass(frozen=True)
@@ -58,6 +90,16 @@ class BufferSettings:
         return self.encoding.held
 
     @property
+    def _records(self) -> list[int]:
+        """The bytes of a record of each log, 0 where they differ."""
+        held, mutable = self.held, self.held.mutable
+        fixed = SampleCodec(held, [name for name in held.fields if name not in mutable], self.codecs)
+        sizes = [INDEX_ROW_BYTES, fixed.row_bytes if fixed.row_bytes is None else max(1, fixed.row_bytes)]
+        if mutable:
+            sizes.append(SampleCodec(held, mutable, self.codecs).row_bytes)
+        return [size or 0 for size in sizes]
+
+    @property
     def by_class(self) -> bool:
         """Whether a group of samples is a class."""
         return bool(self.same_class) or self.admission.by_class
@@ -67,28 +109,79 @@ class BufferSettings:
         """How often storage may have a sample beside the last checkpoint."""
         return Copies(not isinstance(self.admission, Everything), self.way_back)
 
-    def memory_slots(self, memory: int | str) -> int:
-        """Return how many samples a budget of the memory tier holds.
+    def tiers(
+        self, memory: int | str, storage: int | str | None, kept: int | None = None, buffers: Buffers | None = None
+    ) -> "Tiers":
+        """Return the sizes of both tiers.
+
+        Parameters
+        ----------
+        memory, storage
+            As of `CarouselBuffer`.
+        kept
+            The limit in samples that storage keeps if `storage` is None; None for no limit.
+        buffers
+            Those that are there; None for new ones.
 
         Raises
         ------
         BudgetError
-            If it holds none.
+            If a budget holds no sample.
         """
         if not isinstance(memory, str):
-            return check_int("memory", memory, 1, 2**31 - 1, "samples")
-        budget, each = parse_bytes(memory, "memory"), Memory.slot_bytes(self.held) + _SLOT_BYTES
-        slots = budget // each
-        while slots > 0 and (excess := self._memory_bytes(slots) - budget) > 0:
-            slots -= max(1, excess // each)
+            slots = check_int("memory", memory, 1, 2**31 - 1, "samples")
+            limit = kept if storage is None else self.storage_limit(storage, slots)
+            return Tiers(slots, limit, None, buffers or Buffers())
+        dram = parse_bytes(memory, "memory")
+        limit = kept if storage is None else self.storage_limit(storage, max(1, self.slots_within(dram)))
+        slots = self._slots(dram, limit, buffers)
         if slots < 1:
-            raise BudgetError(
-                f"memory={memory!r}: one sample takes {self._memory_bytes(1)} bytes; use at least as many"
-            )
-        return slots
+            self._refuse(memory, dram, limit, buffers)
+        return Tiers(slots, limit, dram, buffers or Buffers.within(dram, limit))
+
+    def _refuse(self, memory: str, dram: int, limit: int | None, buffers: Buffers | None) -> None:
+        """Raise for a budget that holds no sample."""
+        low, high = dram, max(dram, 2**20)
+        while self._slots(high, limit, buffers) < 1:
+            high *= 2
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self._slots(middle, limit, buffers) >= 1 else (middle, high)
+        stored = "" if limit is None else f", the index of {limit} stored samples"
+        raise BudgetError(
+            f"memory={memory!r}: too little for one sample of {self.held.sample_bytes} bytes{stored} and buffers; "
+            f"memory={f'{high}B'!r} ({format_bytes(high)}) would be enough"
+            + ("" if limit is None else ", or a smaller storage")
+        )
+
+    def _slots(self, dram: int, limit: int | None, buffers: Buffers | None) -> int:
+        """Return how many slots a budget holds beside everything else."""
+        beside = (buffers or Buffers.within(dram, limit)).bytes_for(self._records) + 2 * self._codes_bytes
+        if limit is not None:
+            beside += limit * self._stored_bytes + self.storage_bytes(limit, 1) // _CHECKSUM_SHARE
+        return self.slots_within(dram - beside)
+
+    @property
+    def _stored_bytes(self) -> int:
+        """DRAM of the index for a stored sample."""
+        records = self._records
+        own = _STORED_BYTES + (_CLASS_STORED_BYTES if self.by_class else 0)
+        return own + _LENGTH_BYTES * (records[1] == 0) + _SIDE_BYTES * (len(records) > 2)
+
+    def slots_within(self, dram: int) -> int:
+        """Return how many slots so many bytes hold, without an index of storage and buffers; 0 for none."""
+        each = Memory.slot_bytes(self.held) + self._slot_bytes
+        slots = min(max(0, dram // each), 2**31 - 1)
+        while slots > 0 and (excess := self._memory_bytes(slots) - dram) > 0:
+            slots -= max(1, excess // each)
+        return max(0, slots)
+
+    @property
+    def _slot_bytes(self) -> int:
+        return _SLOT_BYTES + (_CLASS_SLOT_BYTES if self.by_class else 0)
 
     def _memory_bytes(self, slots: int) -> int:
-        return Memory.bytes_for(self.held, slots) + slots * _SLOT_BYTES
+        return Memory.bytes_for(self.held, slots) + slots * self._slot_bytes
 
     def storage_limit(self, storage: int | str | None, slots: int) -> int | None:
         """Return how many samples a budget of the storage tier holds beside a memory of `slots`; None for no budget.

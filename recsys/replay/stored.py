@@ -1,6 +1,7 @@
 """The samples of a buffer's last checkpoint, read while a training run uses the buffer."""
 
 import os
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -40,6 +41,8 @@ class StoredSamples(Closing):
     cache, cache_bytes
         For the pages of a backup; see :meth:`memhier.Store.open`.
 
+    A damaged catalog is read as far as it is whole, with a warning that names the damage.
+
     Raises
     ------
     FormatError
@@ -68,7 +71,9 @@ class StoredSamples(Closing):
     ) -> None:  # fmt: skip
         self.meta: Any
         self._source = (path, files, cache, cache_bytes)
-        store, self.meta = Storage.open_store(path, writable=False, files=files, cache=cache, cache_bytes=cache_bytes)
+        store, self.meta = Storage.open_store(
+            path, writable=False, files=files, cache=cache, cache_bytes=cache_bytes, salvage=True
+        )
         try:
             schema = stored_schema(store, self.meta, None)
             with described(f"{path}: the samples"):
@@ -170,10 +175,28 @@ class StoredSamples(Closing):
                 "next checkpoint, or give them a copy"
             )
 
-    def blocks(self, size: int = 1024) -> Iterator[Batch]:
-        """Yield all samples in order, in batches of `size`; the last one may have fewer."""
+    def blocks(self, size: int = 1024, *, whole: bool = False) -> Iterator[Batch]:
+        """Yield all samples in order, in batches of `size`; the last one may have fewer.
+
+        Parameters
+        ----------
+        size
+            Most samples of a batch.
+        whole
+            Whether damaged samples are left out, with one warning at the end that names their ids; else one raises.
+        """
+        damaged: list[int] = []
         for start in range(0, len(self), size):
-            yield self.read(np.arange(start, min(start + size, len(self))))
+            wanted = np.arange(start, min(start + size, len(self)))
+            if not whole:
+                yield self.read(wanted)
+                continue
+            columns, there = self._storage.read_whole(wanted, self._encoding)
+            damaged += self.ids[wanted[~there]].tolist()
+            yield Batch(columns, self.labels[wanted[there]], self.ids[wanted[there]], wanted[there])
+        if damaged:
+            warnings.warn(f"{self._storage.path}: the samples of ids {damaged} are damaged and were left out",
+                          RuntimeWarning, stacklevel=2)  # fmt: skip
 
     def check(self) -> list[Finding]:
         """Read everything and return every inconsistency."""

@@ -27,7 +27,6 @@ __all__ = ["Swap", "Swapper"]
 
 Ints = NDArray[np.int64]
 
-_READ_BYTES = 32 * 2**20  # of samples that are brought back together
 _REFILLS = 256  # vacant slots that one step fills
 _MOVED = 256  # samples that move to another memory together
 
@@ -43,11 +42,11 @@ class Swap:
     slots, positions
         int64 [k]: the slot of each position; -1 for a position that comes no more.
     columns
-        Of the samples, to be read.
+        Of the samples, to be read; none if they are read as they arrive.
     room
         The arrays that they lie in, which may be larger.
     read
-        Ends once they were read.
+        Ends once they were read; None if they are read as they arrive.
     late
         From a position to columns [1] that it has got since.
     """
@@ -247,15 +246,18 @@ class Swapper:
 
         Swaps that are under way and bring them back have read them before.
         """
-        columns = {name: self._memory.views[name][slots] for name in self._schema.mutable}
-        self._storage.append_side(positions, columns)
-        for index, position in enumerate(positions.tolist()):
-            self._arrive_late(position, _chosen(columns, slice(index, index + 1)))
+        together = self._storage.together
+        for start in range(0, len(slots), together):
+            some = slice(start, start + together)
+            columns = {name: self._memory.views[name][slots[some]] for name in self._schema.mutable}
+            self._storage.append_side(positions[some], columns)
+            for index, position in enumerate(positions[some].tolist()):
+                self._arrive_late(position, _chosen(columns, slice(index, index + 1)))
 
     def _arrive_late(self, position: int, columns: Columns) -> None:
         """Let a swap that is bringing a position bring these values of it."""
         for swap in self.under_way:
-            if (swap.positions == position).any():
+            if swap.read is not None and (swap.positions == position).any():
                 swap.late[position] = swap.late.get(position, {}) | columns
 
     def _still_there(self, slots: Ints, ids: Ints) -> NDArray[np.bool_]:
@@ -435,8 +437,11 @@ class Swapper:
         return pairs[:, 0], pairs[:, 1]
 
     def _issue(self, step: int, slots: Ints, positions: Ints) -> None:
-        """Begin to read."""
+        """Begin to read; a swap that memory has no room for beside others is read as it arrives."""
         self._storage.settle(positions)
+        if len(slots) > self._readable():
+            self.under_way.append(Swap(step, slots, positions, {}, {}))
+            return
         room = self._room(len(slots))
         swap = Swap(step, slots, positions, _chosen(room, slice(len(slots))), room)
         if self._thread is None:
@@ -444,12 +449,19 @@ class Swapper:
         swap.read = self._thread.submit(self._read, swap)
         self.under_way.append(swap)
 
+    def _readable(self) -> int:
+        """Return how many samples may be read beside those that are, at least none."""
+        most = self._storage.buffers.ahead
+        if most is None:
+            return 2**62
+        return max(0, most - sum(_bytes(swap.room) for swap in self.under_way)) // self._schema.sample_bytes
+
     def _room(self, count: int) -> Columns:
         """Return columns for `count` samples to be read into."""
         for index, columns in enumerate(self._spare):
             if len(next(iter(columns.values()))) >= count:
                 return self._spare.pop(index)
-        self._spare.clear()
+        self._spare.clear()  # they are too small
         return self._schema.empty(count)
 
     def _read(self, swap: Swap) -> None:
@@ -471,25 +483,52 @@ class Swapper:
         """
         failure: BaseException | None = None
         while self.under_way and self.under_way[0].step <= self.step - self._settings.delay:
+            if self.under_way[0].read is None:
+                self._read_part()
             swap = self.under_way[0]
-            error = self._outcome(swap)
-            # Samples that nothing has come before.
-            wanted: NDArray[np.bool_] = self._placement.planned[swap.slots] == swap.positions
-            wanted &= (self._placement.visible[swap.slots] != swap.positions) & (swap.positions >= 0)
-            readable: NDArray[np.bool_] = wanted
-            if error is not None:
-                readable, failure = self._read_one_by_one(swap, wanted)
-            self.at_odds = True
-            for slot in swap.slots[wanted & ~readable].tolist():
-                self._placement.keep_shown(slot)
-            self._install(swap, np.flatnonzero(wanted & readable))
+            failure = self._put_in_place(swap) or failure
             self.under_way.popleft()
-            if len(self._spare) < 2:
+            if len(self._spare) < (2 if self._storage.buffers.ahead is None else 1):
                 self._spare.append(swap.room)
             self.at_odds = False
         if failure is not None:
             self.errors += 1
             raise failure
+
+    def _read_part(self) -> None:
+        """Read the first of the next swap's samples, as many as there is room for; the rest is a swap of its own."""
+        swap = self.under_way.popleft()
+        count = max(1, min(self._readable(), len(swap.slots)))
+        if count < len(swap.slots):
+            self.under_way.appendleft(Swap(swap.step, swap.slots[count:], swap.positions[count:], {}, {}))
+        there = np.flatnonzero(swap.positions[:count] >= 0)
+        slots, positions = swap.slots[there], swap.positions[there]
+        self._storage.settle(positions)
+        room = self._room(count)
+        part = Swap(swap.step, slots, positions, _chosen(room, slice(len(slots))), room, Future())
+        self.under_way.appendleft(part)
+        assert part.read is not None
+        try:
+            self._read(part)
+        except BaseException as error:
+            part.read.set_exception(error)
+        else:
+            part.read.set_result(None)
+
+    def _put_in_place(self, swap: Swap) -> BaseException | None:
+        """Put a swap in place that was read, as far as it could be; return the first failure."""
+        error, failure = self._outcome(swap), None
+        # Samples that nothing has come before.
+        wanted: NDArray[np.bool_] = self._placement.planned[swap.slots] == swap.positions
+        wanted &= (self._placement.visible[swap.slots] != swap.positions) & (swap.positions >= 0)
+        readable: NDArray[np.bool_] = wanted
+        if error is not None:
+            readable, failure = self._read_one_by_one(swap, wanted)
+        self.at_odds = True
+        for slot in swap.slots[wanted & ~readable].tolist():
+            self._placement.keep_shown(slot)
+        self._install(swap, np.flatnonzero(wanted & readable))
+        return failure
 
     def _outcome(self, swap: Swap) -> BaseException | None:
         """Wait until a swap was read; return the error of the read."""
@@ -603,7 +642,7 @@ class Swapper:
         visible = self._placement.visible
         # In the order of storage: neighbours share pages and reads.
         used = np.argsort(visible, kind="stable")[np.count_nonzero(visible < 0) :]
-        together = max(1, _READ_BYTES // (self._schema.sample_bytes + 64))
+        together = max(1, self._storage.buffers.together // (self._schema.sample_bytes + 64))
         damaged: list[int] = []
         for start in range(0, len(used), together):
             some = used[start : start + together]
@@ -618,21 +657,15 @@ class Swapper:
 
     def _show_readable(self, slots: Ints, positions: Ints) -> list[int]:
         """Read samples into their slots, empty the slots of damaged ones, and return the ids of these."""
-        columns = self._schema.empty(len(slots))
-        try:
-            self._storage.read(positions, columns)
-        except CorruptionError:
-            half = len(slots) // 2
-            if half:
-                found = self._show_readable(slots[:half], positions[:half])
-                return found + self._show_readable(slots[half:], positions[half:])
-            self._placement.drop_unreadable(int(slots[0]))
-            return [int(self._placement.members.ids[positions[0]])]
+        columns, whole = self._storage.read_whole(positions)
+        for slot in slots[~whole].tolist():
+            self._placement.drop_unreadable(slot)
         blocks = self._memory.blocks
         if blocks is not None and self._memory.blocks_for(columns).sum() > blocks.free_count:
             raise CorruptionError(f"{self._storage.path}: memory has no room for the samples that it held")
-        self._memory.write(slots, columns, *self._placement.labels_and_ids(positions))
-        return []
+        self._memory.write(slots[whole], columns, *self._placement.labels_and_ids(positions[whole]))
+        ids: list[int] = self._placement.members.ids[positions[~whole]].tolist()
+        return ids
 
 
 def _chosen(columns: Mapping[str, NDArray[Any]], which: Any) -> Columns:

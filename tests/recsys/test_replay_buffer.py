@@ -22,8 +22,6 @@ from memhier.recsys.replay import (
     SteeredRatio,
     StoredSamples,
 )
-from memhier.recsys.replay.placement.memory import Memory
-from memhier.recsys.replay.placement.placement import Placement
 from memhier.recsys.replay.storage.records import SampleCodec
 from memhier.recsys.replay.storage.storage import Storage
 
@@ -154,14 +152,6 @@ def test_out_is_filled_in_place(tmp_path: Path) -> None:
 
 
 # Budgets.
-
-
-def test_bytes_of_memory_are_kept_to(tmp_path: Path) -> None:
-    with CarouselBuffer(tmp_path / "b", memory="100KiB", schema=IMAGE) as buffer:
-        slots = buffer.capacity
-        assert 0.85 * 100 * 1024 < slots * (192 + 16 + 41) < 100 * 1024
-        held = [Placement(0, count, None, False).memory_bytes for count in (slots, 1)]
-        assert Memory.bytes_for(buffer.schema, slots) + held[0] - held[1] <= 100 * 1024
 
 
 def test_bytes_of_storage_are_kept_to(tmp_path: Path) -> None:

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from memhier import BudgetError, CorruptionError, FormatError, Store, get_codec
-from memhier.recsys.replay import CarouselBuffer, Field, ProductCodes, Schema, StoredSamples
+from memhier.recsys.replay import CarouselBuffer, Field, ProductCodes, Reservoir, Schema, StoredSamples
 from memhier.recsys.replay.loader import ReplayBatchSampler
+from memhier.recsys.replay.settings import BufferSettings
 
 RANDOM = np.random.default_rng(3)
 SHAPE = (4, 6)
@@ -80,13 +81,18 @@ def test_a_sample_is_the_same_wherever_it_is_read(tmp_path: Path, codec: Any, mu
         CarouselBuffer.open(place, schema=schema(None, mutable))
 
 
+def slots_in(size: int, fields: dict[str, Any]) -> int:
+    """Return how many slots so many bytes hold, without buffers."""
+    return BufferSettings(Schema(fields), {}, Reservoir(), None, 0, 1, None).slots_within(size)
+
+
 @pytest.mark.parametrize(("codec", "times"), [("int8", 3.5), (CODES, 6), ("fp16", 1.9)], ids=str)
 def test_a_budget_of_memory_holds_more(tmp_path: Path, codec: Any, times: float) -> None:
     wide = {"latent": Field("float32", (16, *SHAPE), codec=None)}
     if isinstance(codec, ProductCodes):
         codec = ProductCodes(np.tile(CODES.centres, (16, 1, 1)))
     plain, coded = (
-        CarouselBuffer(tmp_path / str(number), memory="1MiB", storage="4MiB", schema=made)
+        CarouselBuffer(tmp_path / str(number), memory=slots_in(2**20, made), storage="4MiB", schema=made)
         for number, made in enumerate((wide, {"latent": Field("float32", (16, *SHAPE), codec=codec)}))
     )
     with plain, coded:

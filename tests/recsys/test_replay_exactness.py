@@ -12,6 +12,7 @@ import pytest
 
 from memhier.recsys.replay import AgeSwap, DeckSwap, RandomSwap, Schema, SwapPolicy
 from memhier.recsys.replay.ahead import BatchQueue
+from memhier.recsys.replay.division import Buffers
 from memhier.recsys.replay.placement.admit import admission
 from memhier.recsys.replay.placement.memory import Memory
 from memhier.recsys.replay.placement.placement import Placement
@@ -33,6 +34,7 @@ class DictStorage:
 
     def __init__(self) -> None:
         self.samples: dict[int, int] = {}
+        self.buffers = Buffers()
 
     def append(self, positions: np.ndarray, columns: dict[str, np.ndarray]) -> None:
         self.samples.update(zip(positions.tolist(), columns["x"].tolist(), strict=True))

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from memhier import CorruptionError
-from memhier.recsys.replay import CarouselBuffer, Field, StoredSamples
+from memhier.recsys.replay import CarouselBuffer, Field, Reservoir, Schema, StoredSamples
 from memhier.recsys.replay.codecs.choice import field_codec, longest_of
 from memhier.recsys.replay.schema import Column
+from memhier.recsys.replay.settings import BufferSettings
 
 pytest.importorskip("PIL.Image", reason="needs memhier[images]")
 
@@ -56,7 +57,9 @@ def test_a_buffer_of_packed_images_gives_them_back(tmp_path: Path, in_memory: bo
     field = Field("uint8", shape, codec="lossless", mean=800) if in_memory else Field("uint8", shape)
     options: Any = {} if in_memory else {"codec": {"image": "lossless"}}
     place = tmp_path / "b"
-    with CarouselBuffer(place, memory="192KiB", schema={"image": field}, seed=3, **options) as buffer:
+    settings = BufferSettings(Schema({"image": field}), {}, Reservoir(), None, 0, 1, None)
+    slots = settings.slots_within(192 * 2**10)
+    with CarouselBuffer(place, memory=slots, schema={"image": field}, seed=3, **options) as buffer:
         for start in range(0, 300, 20):
             buffer.add({"image": images[start : start + 20]})
             batch = buffer.sample(10)

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from memhier.recsys.replay import CarouselBuffer, Field, MemoryReader, RandomSwap, Schema, StoredSamples
+from memhier.recsys.replay import CarouselBuffer, Field, MemoryReader, RandomSwap, Reservoir, Schema, StoredSamples
 from memhier.recsys.replay.batch import Batch
 from memhier.recsys.replay.packing import SourceShares, pack_rows
 from memhier.recsys.replay.placement.memory import Memory
+from memhier.recsys.replay.settings import BufferSettings
 
 LONGEST = 500
 
@@ -30,6 +31,11 @@ def schema(mean: int) -> dict[str, Any]:
     return {"text": Field("int32", (None,), longest=LONGEST, mean=mean), "mark": Field("int64", mutable=True)}
 
 
+def slots_in(size: int, fields: dict[str, Any]) -> int:
+    """Return how many slots so many bytes hold, without buffers."""
+    return BufferSettings(Schema(fields), {}, Reservoir(), None, 0, 1, None).slots_within(size)
+
+
 def check(batch: Any, sizes: np.ndarray) -> None:
     for id, length, row in zip(batch.ids.tolist(), batch["text.length"].tolist(), batch["text"], strict=True):
         assert length == sizes[id]
@@ -46,7 +52,7 @@ def test_samples_keep_their_values_however_full_memory_is(
     sizes = lengths(900)
     options: Any = {"schema": schema(mean), "admit": admit, "swap": swap, "seed": 4}
     place = tmp_path / "b"
-    with CarouselBuffer(place, memory="40KiB", storage=600, **options) as buffer:
+    with CarouselBuffer(place, memory=slots_in(40 * 2**10, schema(mean)), storage=600, **options) as buffer:
         reader = pickle.loads(pickle.dumps(buffer.reader()))
         for start in range(0, 900, 30):
             ids = np.arange(start, start + 30)
@@ -60,9 +66,9 @@ def test_samples_keep_their_values_however_full_memory_is(
             if start == 600:
                 buffer.forget({"id": range(0, 300, 5)})
                 buffer.checkpoint()
-        buffer.resize(memory="28KiB")
+        buffer.resize(memory=slots_in(28 * 2**10, schema(mean)))
         check(buffer.sample(1000), sizes)
-        buffer.resize(memory="64KiB")
+        buffer.resize(memory=slots_in(64 * 2**10, schema(mean)))
         for _ in range(10):
             buffer.feedback(buffer.sample(8))
         check(buffer.sample(1000), sizes)
@@ -82,7 +88,7 @@ def test_a_resumed_run_goes_on_as_it_would_have(tmp_path: Path, delay: int) -> N
 
     def run(place: Path, stop: int | None) -> list[Any]:
         options: Any = {"schema": schema(30), "swap": RandomSwap(0.7), "seed": 8, "delay": delay}
-        buffer = CarouselBuffer(place, memory="36KiB", storage=400, **options)
+        buffer = CarouselBuffer(place, memory=slots_in(36 * 2**10, schema(30)), storage=400, **options)
         seen: list[Any] = []
         for step in range(60):
             if step == stop:
@@ -107,7 +113,9 @@ def test_memory_holds_as_many_as_its_bytes_allow(tmp_path: Path) -> None:
     mean = int(sizes.mean())
     counts = {}
     for given in (0, mean):
-        with CarouselBuffer(tmp_path / str(given), memory="128KiB", schema=schema(given), seed=1) as buffer:
+        with CarouselBuffer(
+            tmp_path / str(given), memory=slots_in(128 * 2**10, schema(given)), schema=schema(given), seed=1
+        ) as buffer:
             for start in range(0, 4000, 100):
                 ids = np.arange(start, start + 100)
                 buffer.add({"text": tokens(ids, sizes), "mark": ids})
@@ -123,8 +131,9 @@ def test_memory_is_a_uniform_sample_whatever_the_lengths(tmp_path: Path) -> None
     sizes = lengths(count, 2)
     inside = np.zeros(count)
     held = 0
+    slots = slots_in(28 * 2**10, schema(40))
     for seed in range(runs):
-        with CarouselBuffer(tmp_path / str(seed), memory="28KiB", schema=schema(40), seed=seed, delay=0) as buffer:
+        with CarouselBuffer(tmp_path / str(seed), memory=slots, schema=schema(40), seed=seed, delay=0) as buffer:
             for start in range(0, count, 50):
                 ids = np.arange(start, start + 50)
                 buffer.add({"text": tokens(ids, sizes), "mark": ids})

@@ -36,7 +36,7 @@ class Group:
 
     def __init__(self) -> None:
         self.size: int = 0
-        self._positions: Ints = np.empty(16, np.int64)
+        self._positions: Ints = np.empty(4, np.int64)
 
     @property
     def positions(self) -> Ints:
@@ -51,7 +51,7 @@ class Group:
     def reserve(self, size: int) -> None:
         """Make room."""
         if size > len(self._positions):
-            grown = np.empty(max(size, 2 * len(self._positions)), np.int64)
+            grown = np.empty(max(size, len(self._positions) * 5 // 4), np.int64)
             grown[: self.size] = self.positions
             self._positions = grown
 
@@ -83,11 +83,16 @@ class Members:
     ----------
     by_class
         Whether a group is a class.
+    most
+        Samples that there will be at most; None for no limit.
+    at_once
+        Whether to take the memory for them at once.
     """
 
-    def __init__(self, by_class: bool) -> None:
+    def __init__(self, by_class: bool, most: int | None = None, at_once: bool = False) -> None:
         self.by_class: bool = by_class
         self.size: int = 0
+        self.most: int | None = most
         self.groups: dict[int, Group] = {}
         self.sizes: Sizes = Sizes()
         self._ids: Ints = np.zeros(0, np.int64)
@@ -95,7 +100,9 @@ class Members:
         self._ranks: NDArray[np.int32] = np.zeros(0, np.int32)
         self._times: NDArray[np.uint32] = np.zeros(0, np.uint32)
         self._dirty: NDArray[np.bool_] = np.zeros(0, np.bool_)  # rows of the index to write
-        self._allocate(_FIRST_CAPACITY)
+        self._first = most if at_once and most is not None else _FIRST_CAPACITY
+        self._first_of_group = self._first if at_once and not by_class else 0
+        self._allocate(self._first)
 
     @property
     def capacity(self) -> int:
@@ -145,7 +152,8 @@ class Members:
         """Add samples; return the position of the first."""
         first, count = self.size, len(labels)
         if first + count > len(self._ids):
-            self._allocate(max(first + count, 2 * len(self._ids)))
+            doubled = 2 * len(self._ids) if self.most is None else min(2 * len(self._ids), self.most)
+            self._allocate(max(first + count, doubled))
         self.size += count
         positions = np.arange(first, first + count)
         self._labels[positions], self._ids[positions] = labels, ids
@@ -188,13 +196,13 @@ class Members:
         """Take over the index of a checkpoint, an entry for each sample."""
         self.by_class, self.size = by_class, 0
         size = len(entries)
-        self._allocate(max(size, _FIRST_CAPACITY))
+        self._allocate(max(size, self._first))
         self.size = size
         self._ids[:size], self._labels[:size], self._ranks[:size] = (entries[name] for name in ("id", "label", "rank"))
         if "time" in (entries.dtype.names or ()):
             self._times[:size] = entries["time"]
         for number, positions in self._grouped():
-            self.groups[number] = Group()
+            self.groups[number] = self._new_group()
             self.groups[number].put(self._ranks[positions].astype(np.int64), positions)
             self.sizes.change(number, len(positions))
 
@@ -224,9 +232,14 @@ class Members:
         """Append positions to a group, which may be new; return the rank of the first."""
         group = self.groups.get(number)
         if group is None:
-            group = self.groups[number] = Group()
+            group = self.groups[number] = self._new_group()
         self.sizes.change(number, len(positions))
         return group.extend(positions)
+
+    def _new_group(self) -> Group:
+        group = Group()
+        group.reserve(self._first_of_group)
+        return group
 
     def _leave(self, position: int, number: int) -> None:
         """Take a position out of its group; the group's last takes its place."""
@@ -304,6 +317,8 @@ class Placement:
         Most samples in storage; None for no limit.
     by_class
         Whether a group is a class.
+    at_once
+        Whether to take the memory for so many samples of storage at once.
 
     Attributes
     ----------
@@ -332,8 +347,8 @@ class Placement:
         none; None for nobody to tell.
     """
 
-    def __init__(self, seed: int, slots: int, limit: int | None, by_class: bool) -> None:
-        self.members: Members = Members(by_class)
+    def __init__(self, seed: int, slots: int, limit: int | None, by_class: bool, at_once: bool = False) -> None:
+        self.members: Members = Members(by_class, limit, at_once)
         self.limit: Any = limit
         self.arrivals: int = 0
         self.seen: int = 0
@@ -682,7 +697,7 @@ class Placement:
 
     def set_limit(self, limit: int) -> None:
         """Change how many samples storage may hold."""
-        self.limit = limit
+        self.limit = self.members.most = limit
 
     def slots_kept(self, slots: int, by_class: bool, random: np.random.Generator) -> Ints:
         """Return the slots that stay in a memory of another size, in rising order.

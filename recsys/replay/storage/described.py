@@ -52,7 +52,10 @@ _CHECK = record({
     "policy": _anything,
     "under_way": sequence(row(_COUNT, sequence(_COUNT), sequence(_COUNT))),
     "count": _COUNT,
-}, {"way_back": boolean, "field_codecs": mapping(text()), "means": mapping(integer(1, 2**30))})  # fmt: skip
+}, {
+    "way_back": boolean, "dram": integer(1, 2**60), "field_codecs": mapping(text()),
+    "means": mapping(integer(1, 2**30)),
+})  # fmt: skip
 _DECK = (integer(-1, 2**31 - 1), optional(integer(0, 2**62)), integer(0, 2**64 - 1), sequence(_COUNT))
 _DECKS = {2: sequence(row(*_DECK)), VERSION: sequence(row(*_DECK, sequence(row(_COUNT, _COUNT))))}
 

@@ -16,7 +16,7 @@ Ints = NDArray[np.int64]
 
 # Many entries to a row: the keys of rows take DRAM.
 INDEX_ROW_BYTES = 1536
-_ROWS = 512  # packed at a time
+_ROWS = 64  # packed at a time
 
 
 class Kind(IntEnum):

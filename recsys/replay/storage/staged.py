@@ -11,7 +11,6 @@ __all__ = ["StagedSamples"]
 
 Ints = NDArray[np.int64]
 
-_BYTES = 2**18  # at most
 _SAMPLES = 64  # at most
 _SHARE = 4  # as many additions fill the room, at least: larger ones are written at once
 
@@ -23,11 +22,13 @@ class StagedSamples:
     ----------
     schema
         The fields of a sample.
+    most
+        Bytes of samples.
     """
 
-    def __init__(self, schema: Schema) -> None:
+    def __init__(self, schema: Schema, most: int) -> None:
         self._schema = schema
-        self._room = min(_SAMPLES, _BYTES // (schema.sample_bytes + 8))
+        self._room = min(_SAMPLES, most // (schema.sample_bytes + 8))
         self._count = 0
         self._positions: Ints = np.empty(0, np.int64)
         self._columns: Columns = {}

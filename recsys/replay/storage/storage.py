@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, Self
@@ -13,9 +14,12 @@ from numpy.typing import NDArray
 from memhier.errors import CorruptionError, FormatError
 from memhier.fields import described
 from memhier.files import Files
+from memhier.io.faults import is_unreadable
 from memhier.io.reader import Reader
 from memhier.log.row_log import RowLog
 from memhier.log.samples import Samples
+from memhier.recsys.replay.codecs.encoding import Encoding
+from memhier.recsys.replay.division import Buffers
 from memhier.recsys.replay.schema import Columns, Schema
 from memhier.recsys.replay.storage.described import META, VERSION, check_positions, check_slots, decode_meta
 from memhier.recsys.replay.storage.index import INDEX_ROW_BYTES, POSITIONS, POSITIONS_2, SLOTS, Kind, index_keys, joined
@@ -29,7 +33,7 @@ __all__ = ["KIND", "META", "Storage"]
 KIND = "replay"
 _SAMPLES, _SIDE, _INDEX = "samples", "side", "index"
 _CAPACITY = 1024
-_CHECKED = 1024  # samples read together
+_TOGETHER = 1024  # samples that are moved or checked together, at most
 
 Ints = NDArray[np.int64]
 
@@ -45,11 +49,16 @@ class Storage:
         As in the description of the store.
     bounded
         Whether `keep_within` will set a limit in bytes; else logs grow, and rewrite parts that are half dead.
+    buffers
+        Their sizes; None for those of no budget.
     """
 
-    def __init__(self, store: Store, schema: Schema, codecs: Mapping[str, str], bounded: bool) -> None:
+    def __init__(
+        self, store: Store, schema: Schema, codecs: Mapping[str, str], bounded: bool, buffers: Buffers | None = None
+    ) -> None:
         self.store = store
-        self.reader: Reader = Reader()
+        self.buffers: Buffers = buffers or Buffers()
+        self.reader: Reader = self.buffers.reader()
         self.schema = schema
         self._fixed = [name for name in schema.fields if not schema.fields[name].mutable]
         # A sample of mutable fields alone still has a record, which marks its position as used.
@@ -58,15 +67,16 @@ class Storage:
         self._lossless = self.format.lossless and self._side_format.lossless
         value = store.get(META)
         meta: Any = {"size": 0, "slots": 0, "ahead": []} if value is None else decode_meta(store, value)
-        capacity = max(_CAPACITY, meta["size"])
-        options: Any = {"key_space": capacity, "grows": True}
+        capacity = max(meta["size"], self.buffers.stored or _CAPACITY)
+        common: Any = {"grows": True, "block_bytes": self.buffers.block}
+        options: Any = {"key_space": capacity, **common}
         self.samples: RowLog | Samples
         if self.format.row_bytes is None:
             self.samples = Samples(store, _SAMPLES, self.reader, capacity, **options)
         else:
             width = max(1, self.format.row_bytes)
             self.samples = RowLog(store, _SAMPLES, width, self.reader, capacity, **options)
-        beside: Any = {"grows": True, "compact_below": 0 if bounded else 0.5, "beside": self.samples}
+        beside: Any = {"compact_below": 0 if bounded else 0.5, "beside": self.samples, **common}
         self._side: RowLog | None = None
         if schema.mutable:
             assert self._side_format.row_bytes is not None  # `create` has seen to it
@@ -79,12 +89,12 @@ class Storage:
         self._growth: dict[RowLog | Samples, Growth] = {}
         if store.writable:
             self._growth = {log: Growth(log) for log in (self.samples, self._index)}
-        self._staged = StagedSamples(schema)
+        self._staged = StagedSamples(schema, self.buffers.staged)
 
     @classmethod
     def create(
         cls, path: str | os.PathLike[str], schema: Schema, codecs: Mapping[str, str], bounded: bool,
-        files: Files | None,
+        files: Files | None, buffers: Buffers,
     ) -> Self:  # fmt: skip
         """Make a store. Others see it from the first commit on."""
         for name in schema.mutable:
@@ -93,7 +103,7 @@ class Storage:
         SampleCodec(schema, list(schema.fields), codecs)
         store = Store.create(path, KIND, files=files)
         try:
-            return cls(store, schema, codecs, bounded)
+            return cls(store, schema, codecs, bounded, buffers)
         except BaseException:
             store.close()
             raise
@@ -110,6 +120,11 @@ class Storage:
         except BaseException:
             store.close()
             raise
+
+    @property
+    def together(self) -> int:
+        """Samples that are moved or checked together."""
+        return max(1, min(_TOGETHER, self.buffers.together // (self.schema.sample_bytes + 64)))
 
     @property
     def path(self) -> Path:
@@ -213,6 +228,28 @@ class Storage:
         """
         self.settle(positions)
         self.read_settled(positions, out)
+
+    def read_whole(self, positions: Ints, encoding: Encoding | None = None) -> tuple[Columns, NDArray[np.bool_]]:
+        """Read samples but those that cannot be had; return the columns of the others, and which those are, bool [n].
+
+        Of an encoding they are the columns of its schema, and else as they are stored.
+        """
+        columns = (self.schema if encoding is None else encoding.schema).empty(len(positions))
+        try:
+            if encoding is None:
+                self.read(positions, columns)
+            else:
+                encoding.fill(columns, partial(self.read, positions))
+        except (CorruptionError, OSError) as error:
+            if not is_unreadable(error):
+                raise
+            if len(positions) <= 1:
+                return {name: values[:0] for name, values in columns.items()}, np.zeros(len(positions), np.bool_)
+            half = len(positions) // 2
+            first, second = (self.read_whole(some, encoding) for some in (positions[:half], positions[half:]))
+            joined = {name: np.concatenate([values, second[0][name]]) for name, values in first[0].items()}
+            return joined, np.concatenate([first[1], second[1]])
+        return columns, np.ones(len(positions), np.bool_)
 
     def read_settled(self, positions: Ints, out: Columns) -> None:
         """Read samples as `read` does, on any thread, at positions that were settled."""
@@ -364,17 +401,19 @@ class Storage:
 
         Raises
         ------
-        CorruptionError
+        CorruptionError, OSError
             For damaged samples; a note names their ids.
         """
         self.settle()
-        failure: CorruptionError | None = None
+        failure: CorruptionError | OSError | None = None
         damaged: list[int] = []
-        for start in range(0, len(positions), _CHECKED):
-            some = positions[start : start + _CHECKED]
+        for start in range(0, len(positions), self.together):
+            some = positions[start : start + self.together]
             try:
                 self._raw(some)
-            except CorruptionError as error:
+            except (CorruptionError, OSError) as error:
+                if not is_unreadable(error):
+                    raise
                 failure = failure or error
                 damaged += [int(position) for position in some if not self._is_readable(position)]
         if failure is not None:
@@ -385,7 +424,9 @@ class Storage:
     def _is_readable(self, position: np.int64) -> bool:
         try:
             self._raw(np.array([position]))
-        except CorruptionError:
+        except (CorruptionError, OSError) as error:
+            if not is_unreadable(error):
+                raise
             return False
         return True
 

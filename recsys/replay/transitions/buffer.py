@@ -15,6 +15,7 @@ from memhier.closing import Closing
 from memhier.errors import ClosedError, CorruptionError, FormatError
 from memhier.fields import described, stored_array
 from memhier.files import Files
+from memhier.io.faults import is_unreadable
 from memhier.io.reader import Reader
 from memhier.recsys.replay.transitions.batch import TransitionBatch
 from memhier.recsys.replay.transitions.described import (
@@ -296,7 +297,7 @@ class TransitionBuffer(Closing):
         ValueError
             When nothing is stored, or no slice is whole.
         OSError
-            When transitions could not be read; the next call tries again.
+            When transitions could not be read; the next call tries again, but after ``EIO`` it returns the batch after.
         CorruptionError
             When a transition of the batch is damaged; the next call returns the batch after it.
         """
@@ -309,8 +310,9 @@ class TransitionBuffer(Closing):
         drawn = waiting[0]
         try:
             drawn.complete()
-        except CorruptionError:
-            waiting.popleft()
+        except (CorruptionError, OSError):
+            if drawn.damage is not None:
+                waiting.popleft()
             raise
         waiting.popleft()
         return self._finished(drawn, beta)
@@ -542,7 +544,9 @@ class TransitionBuffer(Closing):
             numbers = np.arange(start, min(start + self._sizes.run, self._stop))
             try:
                 rows = self._stored.read(self._stored.place(numbers))
-            except CorruptionError:
+            except (CorruptionError, OSError) as error:
+                if not is_unreadable(error):
+                    raise
                 # The others can be read all the same; the batch that draws a damaged one tells.
                 self._newest.begin(start + len(numbers))
                 continue

@@ -5,7 +5,6 @@ import os
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memhier.errors import CorruptionError
+from memhier.io.faults import is_unreadable
 from memhier.recsys.replay.schema import Column, Columns
 from memhier.recsys.replay.transitions.layout import Layout
 from memhier.recsys.replay.transitions.newest import Newest
@@ -49,7 +49,7 @@ class Drawn:
     columns: Columns
     work: Callable[[], None] | None = None
     read: "Future[None] | None" = None
-    damage: CorruptionError | None = None
+    damage: Exception | None = None
 
     @property
     def memory_bytes(self) -> int:
@@ -83,7 +83,7 @@ class Drawn:
             raise ValueError(f"lengths: expected 1 to {most}")
 
     def complete(self) -> None:
-        """Return once all values are there; after an OSError the next call reads again."""
+        """Return once all values are there; after an error that is no damage the next call reads again."""
         if self.damage is not None:
             raise self.damage
         work, read, self.read = self.work, self.read, None
@@ -92,8 +92,9 @@ class Drawn:
                 read.result()
             elif work is not None:
                 work()
-        except CorruptionError as error:
-            self.damage = error
+        except (CorruptionError, OSError) as error:
+            if is_unreadable(error):
+                self.damage = error
             raise
         self.work = None
 
@@ -158,8 +159,11 @@ class Fetcher:
         A damaged one tells in its turn.
         """
         for drawn in self.waiting:
-            with suppress(CorruptionError):
+            try:
                 drawn.complete()
+            except (CorruptionError, OSError):
+                if drawn.damage is None:
+                    raise
 
     def close(self) -> None:
         """Stop the thread, and forget the batches."""

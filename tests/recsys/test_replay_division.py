@@ -1,0 +1,94 @@
+"""A memory budget in bytes holds the whole buffer: buffers and the index of storage leave the rest to slots."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from memhier.errors import BudgetError
+from memhier.recsys.replay import CarouselBuffer, Field, Ring
+
+MIB = 2**20
+IMAGE = {"image": ("uint8", (32, 32, 3))}
+MUTABLE = {**IMAGE, "logits": Field("float32", (100,), mutable=True)}
+TEXT = {"text": Field("uint8", (None,), longest=2000)}
+
+
+def samples(schema: Any, ids: np.ndarray) -> dict[str, Any]:
+    """Return samples whose values follow from their ids."""
+    if schema is TEXT:
+        return {"text": [np.full(1 + id * 37 % 2000, id % 251, np.uint8) for id in ids.tolist()]}
+    found: dict[str, Any] = {"image": np.repeat((ids % 251).astype(np.uint8), 3072).reshape(-1, 32, 32, 3)}
+    if schema is MUTABLE:
+        found["logits"] = np.repeat(ids.astype(np.float32), 100).reshape(-1, 100)
+    return found
+
+
+@pytest.mark.parametrize("admit", ["ring", "reservoir", "class_balanced"])
+@pytest.mark.parametrize(("schema", "mib", "every"), [(IMAGE, 1, 0), (MUTABLE, 1, 8), (TEXT, 2, 5), (IMAGE, 64, 4)])
+def test_bytes_are_held_to_at_every_moment(fast_path: Path, schema: Any, mib: int, every: int, admit: str) -> None:
+    budget = mib * MIB
+    with CarouselBuffer(
+        fast_path / "b", memory=f"{mib}MiB", storage="8MiB", schema=schema, admit=admit, seed=1
+    ) as buffer:
+        for number in range(20):
+            ids = np.arange(100 * number, 100 * (number + 1))
+            buffer.add(samples(schema, ids), labels=ids % 7, ids=ids)
+            assert buffer.memory_bytes <= budget
+            batch = buffer.sample(64)
+            buffer.feedback(batch, update={"logits": batch["logits"]} if schema is MUTABLE else None)
+            assert buffer.memory_bytes <= budget
+            if every and number % every == 0:
+                buffer.checkpoint()
+        assert buffer.capacity * buffer.schema.sample_bytes > budget / 12
+        buffer.checkpoint()
+        slots = buffer.capacity
+    with CarouselBuffer.open(fast_path / "b") as buffer:
+        assert buffer.capacity == slots
+        buffer.feedback(buffer.sample(64))
+        assert buffer.memory_bytes <= budget
+
+
+def test_too_few_bytes_say_how_many_it_takes(tmp_path: Path) -> None:
+    with pytest.raises(BudgetError, match=r"the index of 1000000 stored samples .* smaller storage") as caught:
+        CarouselBuffer(tmp_path / "b", memory="1MiB", storage=1_000_000, schema=IMAGE)
+    enough = str(caught.value).split("memory='")[2].split("'")[0]
+    with CarouselBuffer(tmp_path / "b", memory=enough, storage=1_000_000, schema=IMAGE) as buffer:
+        assert buffer.capacity == 1
+
+
+@pytest.mark.parametrize("delay", [0, 1, 3])
+def test_swaps_too_large_to_be_read_ahead_bring_the_same_samples(tmp_path: Path, delay: int) -> None:
+    options: Any = {"storage": 1000, "schema": MUTABLE, "admit": "ring", "seed": 3, "delay": delay}
+    with CarouselBuffer(tmp_path / "bytes", memory="1MiB", **options) as buffer:
+        slots = buffer.capacity
+        with CarouselBuffer(tmp_path / "samples", memory=slots, **options) as other:
+            for number in range(30):
+                ids = np.arange(50 * number, 50 * (number + 1))
+                batches = []
+                for each in (buffer, other):
+                    each.add(samples(MUTABLE, ids), ids=ids)
+                    batch = each.sample(slots)
+                    each.feedback(batch, update={"logits": batch["logits"] + 1})
+                    batches.append(batch)
+                    if number == 11:
+                        each.forget({"id": [*range(100, 120)]})
+                assert batches[0].ids.tolist() == batches[1].ids.tolist()
+                for name in MUTABLE:
+                    assert np.array_equal(batches[0][name], batches[1][name])
+                assert buffer.memory_bytes <= MIB
+            assert buffer.stats()["swapped"] == other.stats()["swapped"] > 500
+
+
+def test_another_storage_leaves_memory_other_slots(tmp_path: Path) -> None:
+    with CarouselBuffer(tmp_path / "b", memory="2MiB", storage=8000, schema=IMAGE, admit=Ring()) as buffer:
+        buffer.add(samples(IMAGE, np.arange(500)))
+        slots = buffer.capacity
+        buffer.resize(storage=1000)
+        assert buffer.capacity > slots
+        assert buffer.memory_bytes <= 2.1 * MIB
+        with pytest.raises(BudgetError, match="memory='"):
+            buffer.resize(storage=1_000_000)
+        buffer.resize(memory=30)
+        assert buffer.capacity == 30
