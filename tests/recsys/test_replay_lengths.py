@@ -245,7 +245,8 @@ def read_all(reader: MemoryReader, sizes: np.ndarray) -> None:
 
 def test_another_process_reads_whole_samples_while_blocks_change_hands(tmp_path: Path) -> None:
     sizes = lengths(20_000, 3)
-    with CarouselBuffer(tmp_path / "b", memory="40KiB", storage=400, schema=schema(20), admit="ring") as buffer:
+    memory = slots_in(40 * 2**10, schema(20))
+    with CarouselBuffer(tmp_path / "b", memory=memory, storage=400, schema=schema(20), admit="ring") as buffer:
         buffer.add({"text": tokens(np.arange(200), sizes), "mark": np.arange(200)})
         child = multiprocessing.get_context("fork").Process(target=read_all, args=(buffer.reader(), sizes))
         child.start()
