@@ -120,11 +120,11 @@ def test_a_step_is_avalanches(tmp_path: Path, avalanche: Any, name: str) -> None
             feature_extractor=model.feature_extractor, classifier=model.train_classifier, memory_size=36,
             buffer_transform=None, fixed_memory=True, **options,
         )  # fmt: skip
-        criterion = strategy._criterion
+        criterion = next(plugin for plugin in strategy.plugins if hasattr(plugin, "old_classes"))
         criterion.old_model, criterion.old_classes = step.old, [0, 1, 2, 3]
     else:
         strategy = supervised.Naive(model=model, **options)
-    strategy.dataloader, strategy._stop_training = [batch], False
+    vars(strategy).update(dataloader=[batch], _stop_training=False)
     strategy.model.train()
     strategy.training_epoch()
     step.check(model)
