@@ -272,6 +272,20 @@ def test_queries_out_of_range_are_refused(tmp_path, metric):
             index.search(np.full(8, 1e300), 3)
 
 
+@pytest.mark.parametrize("options", [{}, {"nprobe": 3, "candidates": 40}], ids=str)
+def test_a_refused_query_has_the_number_of_the_caller(tmp_path, options):
+    vectors = np.random.default_rng(0).normal(size=(300, 8)).astype(np.float32)
+    queries = vectors[:300].copy()
+    queries[257] = 3e38
+    filters = np.array([None, "number < 200", "number >= 100"], object)
+    with ZoomIndex.build(tmp_path / "index", vectors, dram="1MiB", attributes={"number": np.arange(300)}) as index:
+        for where in (None, "number < 200", [*filters[np.arange(300) % 3]], [*filters[np.arange(300) // 100]]):
+            with pytest.raises(ValueError, match="row 257 is too large"):
+                index.search(queries, 3, where=where, **options)
+        with pytest.raises(ValueError, match="row 257 is too large"):
+            index.range_search(queries, 1.0)
+
+
 @pytest.mark.parametrize("scale", [1e-20, 1e-40])
 def test_vectors_that_underflow_are_refused(tmp_path, scale):
     vectors = (np.random.default_rng(0).normal(size=(50, 4)) * scale).astype(np.float32)

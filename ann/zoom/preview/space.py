@@ -15,15 +15,17 @@ import numpy.typing as npt
 
 from memhier.ann.zoom.source import Block, VectorSource
 
-__all__ = ["METRICS", "Metric", "PreviewSpace", "fit_space"]
+__all__ = ["EVERY", "METRICS", "Metric", "Numbers", "PreviewSpace", "fit_space"]
 
 Metric: TypeAlias = Literal["l2", "ip", "cosine"]
+Numbers: TypeAlias = range | npt.NDArray[np.int64]
 FloatMatrix: TypeAlias = npt.NDArray[np.float32]
 
 # Squares of values between these are well within float32.
 _NORM_MIN, _NORM_MAX = 1e-15, 1e18
 
 METRICS: tuple[Metric, ...] = ("l2", "ip", "cosine")
+EVERY = range(2**31)  # numbers of queries that are all of their call
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +61,8 @@ class PreviewSpace:
             out[:, self.dimension] = squared == 0
         return out
 
-    def queries(self, block: FloatMatrix, first: int = 0) -> FloatMatrix:
-        """Map queries ``[n, d]`` to float32 ``[n, padded]``; `first` is the row of the first query in its call.
+    def queries(self, block: FloatMatrix, numbers: Numbers = EVERY) -> FloatMatrix:
+        """Map queries ``[n, d]`` to float32 ``[n, padded]``; `numbers` are those of the queries in their call.
 
         Raises
         ------
@@ -70,8 +72,8 @@ class PreviewSpace:
         out, squared = self._scaled(block, unit=self.metric != "l2")
         norms = np.sqrt(squared) * max(1.0, 1.0 / self.scale)
         if len(norms) and norms.max() > _NORM_MAX:
-            row = int(norms.argmax())
-            raise ValueError(f"queries row {first + row} is too large: distances to it overflow float32; scale it down")
+            row = numbers[int(norms.argmax())]
+            raise ValueError(f"queries row {row} is too large: distances to it overflow float32; scale it down")
         return out
 
     def lengths(self, block: Block) -> FloatMatrix:

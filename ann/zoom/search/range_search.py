@@ -13,6 +13,7 @@ import numpy.typing as npt
 from memhier.ann.zoom.calibration.calibrate import Calibration
 from memhier.ann.zoom.preview.preview import Effort
 from memhier.ann.zoom.preview.scan_arguments import Candidates
+from memhier.ann.zoom.preview.space import Numbers
 from memhier.ann.zoom.search.search import CANDIDATE_BYTES, Found, Search
 from memhier.io.read_arguments import Tallies
 from memhier.shield import check_interrupt
@@ -60,7 +61,7 @@ def search_range(search: Search, queries: Floats, radii: Floats, effort: Effort)
     for start in range(0, len(queries), step):
         check_interrupt()
         part = slice(start, start + step)
-        scan = _Scan(search, queries[part], radii[part], effort.eps)
+        scan = _Scan(search, queries[part], radii[part], effort.eps, search.numbers[start:])
         if search.selection.rows.total:
             scan.all_lists()
         if len(snapshot.fresh):
@@ -128,11 +129,11 @@ def _add(sums: Tallies, rows: int | Ints, more: Tallies | np.void) -> None:
 class _Scan:
     """One block of queries on its way."""
 
-    def __init__(self, search: Search, queries: Floats, radii: Floats, eps: float) -> None:
+    def __init__(self, search: Search, queries: Floats, radii: Floats, eps: float, numbers: Numbers) -> None:
         self.queries = queries
         self._search, self._snapshot, self._radii, self._eps = search, search.snapshot, radii, eps
         space = search.snapshot.space
-        self._turned = search.snapshot.preview.turn(space.queries(queries))
+        self._turned = search.snapshot.preview.turn(space.queries(queries, numbers))
         self._most = space.remoteness(radii, queries, _ROUNDING)
         self._ids: list[list[Ints]] = [[] for _ in queries]
         self._near: list[list[Floats]] = [[] for _ in queries]

@@ -17,6 +17,7 @@ from memhier.ann.zoom.ids.collection import collected
 from memhier.ann.zoom.preview.preview import Effort
 from memhier.ann.zoom.preview.routing.router import WIDER
 from memhier.ann.zoom.preview.scan_arguments import SCAN_TALLY, Candidates, positions_of
+from memhier.ann.zoom.preview.space import EVERY, Numbers
 from memhier.ann.zoom.preview.stored_scan import Parts
 from memhier.ann.zoom.search.trace import Trace
 from memhier.ann.zoom.storage.fullview import make_workspace
@@ -177,6 +178,8 @@ class Search:
         Takes down the decisions of a call of one query; None where nothing asks.
     aside
         DRAM that other searches of the call take, out of that for candidates.
+    numbers
+        Those of the queries in the call.
 
     Attributes
     ----------
@@ -199,11 +202,13 @@ class Search:
         named: bool = False,
         trace: Trace | None = None,
         aside: int = 0,
+        numbers: Numbers = EVERY,
     ) -> None:
         self.snapshot: IndexSnapshot = snapshot
         self.reader: Reader = reader
         self.selection: Selection = selection
         self.trace: Trace | None = trace
+        self.numbers: Numbers = numbers
         self.scan_bytes: int = snapshot.scan_bytes - aside
         self.tally: npt.NDArray[np.void] = np.zeros(1, READ_TALLY)
         self.sightings: Sightings | None = Sightings(snapshot.parts, snapshot.fresh) if named else None
@@ -274,7 +279,7 @@ class Search:
             part = slice(start, start + step)
             some, near = queries[part], None if radius is None else radius[part]
             request = self.request(some, found.ids.shape[1], effort, limits, near, limit)
-            self.note(self.find([state], [request], some, found.take(part), start))
+            self.note(self.find([state], [request], some, found.take(part), self.numbers[start:]))
 
     def request(
         self, queries: Floats, k: int, effort: Effort, limits: ReadLimits, radius: Floats | None, limit: int = 0
@@ -295,10 +300,12 @@ class Search:
         routes = preview.router.routes(routed, in_order=effort.gap < np.inf, among=among)
         return core.SearchRequest(queries=queries, routes=routes, effort=hard, radius=radius)
 
-    def find(self, states: list[Any], requests: list[Any], queries: Floats, found: Found, first: int = 0) -> Ranking:
+    def find(
+        self, states: list[Any], requests: list[Any], queries: Floats, found: Found, numbers: Numbers
+    ) -> Ranking:  # fmt: skip
         """Fill `found` by a call of the native core, and return where the vectors found are.
 
-        `queries` are those of all requests, `first` is the number of the first of them in the call.
+        `queries` are those of all requests, `numbers` those that they have in the call.
         """
         core, reader = backend.core, self.reader.compiled
         assert core is not None
@@ -320,7 +327,7 @@ class Search:
                 )
             )  # fmt: skip
         except OverflowError:
-            self.snapshot.space.queries(queries, first)  # which tells of the query
+            self.snapshot.space.queries(queries, numbers)  # which tells of the query
             raise
         return ranking
 
@@ -345,7 +352,7 @@ class Search:
                     check_interrupt()
                 part: Any = slice(start, start + step) if limit == few else rows[start : start + step]
                 if self.selection.rows.total:
-                    candidates = self._candidates(queries[part], int(rows[start]), k, effort, limit)
+                    candidates = self._candidates(queries[part], self.numbers[int(rows[start]) :], k, effort, limit)
                     cut = candidates.tally["cut_short"] > 0
                     if limit > few:  # scanned once more
                         candidates.tally["scanned"] += found.scanned["scanned"][part]
@@ -441,14 +448,14 @@ class Search:
         chosen = slice(None) if wanted is None else wanted
         self.sightings.note(ranking.ids[chosen], positions[chosen])
 
-    def _candidates(self, queries: Floats, first: int, k: int, effort: Effort, limit: int) -> Candidates:
-        """Return the candidates of queries; `first` is the row of the first of them in the call.
+    def _candidates(self, queries: Floats, numbers: Numbers, k: int, effort: Effort, limit: int) -> Candidates:
+        """Return the candidates of queries, which have `numbers` in the call.
 
         A query whose lists hold fewer than `k` rows, or that did not scan all near lists, scans more of them.
         """
         snapshot, (coded, _, _, among) = self.snapshot, self.selection.rows
         lists = snapshot.preview.lists if among is None else len(among)
-        turned = snapshot.preview.turn(snapshot.space.queries(queries, first))
+        turned = snapshot.preview.turn(snapshot.space.queries(queries, numbers))
         candidates = self._scanned(turned, coded, k, effort, limit, among)
         wider = effort
         if snapshot.preview.routed(wider, among) < lists:

@@ -16,6 +16,7 @@ from memhier.ann.limits import NO_LIMITS, ReadLimits, RecallWarnings, read_limit
 from memhier.ann.zoom.arguments import SearchOptions, check_radius
 from memhier.ann.zoom.calibration.calibrate import TARGET
 from memhier.ann.zoom.filters.bitmaps import Words
+from memhier.ann.zoom.preview.space import EVERY, Numbers
 from memhier.ann.zoom.search.explaining import explain
 from memhier.ann.zoom.search.explanation import Explanation
 from memhier.ann.zoom.search.fields import FieldReader, chosen_fields, fields_of_ids
@@ -126,7 +127,9 @@ class Searcher:
                     if ms is not None:  # the rest of the time, which is none where it is over
                         options = replace(options, deadline_ms=max(1e-6, ms - 1e3 * (time.monotonic() - started)))
                     near, several = None if radius is None else radius[group.rows], len(some) > 1
-                    planned = self._planned(queries[group.rows], options, state, selection, near, aside=several)
+                    planned = self._planned(
+                        queries[group.rows], options, state, selection, near, aside=several, numbers=group.rows
+                    )
                     if waiting and taken + planned.scan_bytes > planned.search.scan_bytes:
                         results += self._found_together(waiting)
                         waiting, taken = [], 0
@@ -181,7 +184,7 @@ class Searcher:
 
     def _planned(
         self, queries: Floats, options: SearchOptions, state: IndexSnapshot, selection: Selection,
-        radius: Floats | None, trace: Trace | None = None, *, aside: bool = False,
+        radius: Floats | None, trace: Trace | None = None, *, aside: bool = False, numbers: Numbers = EVERY,
     ) -> Planned:  # fmt: skip
         limits = read_limits(options.max_reads, options.deadline_ms)
         count, named = state.count, state.fresh.texts is not None
@@ -190,7 +193,7 @@ class Searcher:
         plan = plan_search(state, k, count, options, selection)
         noted = named or bool(wanted) or trace is not None
         held = filters_bytes(state.scan_bytes) if aside else 0
-        search = Search(state, self._reader, selection, named=noted, trace=trace, aside=held)
+        search = Search(state, self._reader, selection, named=noted, trace=trace, aside=held, numbers=numbers)
         return Planned(search, plan, queries, k, options, limits, radius, wanted)
 
     def _finished(self, planned: Planned, found: Found, chosen: Chosen | None = None) -> SearchResult:

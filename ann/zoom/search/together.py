@@ -107,7 +107,8 @@ def _in_one_call(every: Sequence[Planned], states: list[Any]) -> list[Found]:
         each.search.request(queries[part], k, each.plan.effort, each.limits, each.radius)
         for each, part in zip(every, parts, strict=True)
     ]
-    ranking = every[0].search.find(states, requests, queries, whole)
+    numbers = np.concatenate([each.search.numbers for each in every])
+    ranking = every[0].search.find(states, requests, queries, whole, numbers)
     results = []
     for each, state, part in zip(every, states, parts, strict=True):
         found = whole.take(part)
