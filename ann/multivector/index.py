@@ -305,7 +305,7 @@ class MultiVectorIndex(Closing):
         )
         self._check_open()
         wanted, single = as_queries(queries, self.dimension)
-        found = self._searcher.search(wanted, options, query_groups(where, allow, deny, len(wanted)))
+        found = self._searcher.search(wanted, options, query_groups(where, allow, deny, len(wanted), single=single))
         if not single:
             return found
         fields_of_one = {name: column[0] for name, column in found.fields.items()}

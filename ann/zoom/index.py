@@ -434,6 +434,7 @@ class ZoomIndex(Closing):
             iterator, column of a table, or an array of any shape. Ids that are not in the index count for nothing, and
             so do the -1 and None of results: ``deny=result.ids`` is one. They come on top of `where`. A list of
             collections, or None, has those of each query; a collection that stands there several times counts once.
+            So does a list of None alone, one for each query of a batch.
             Every search passes over all ids, and takes a bit for each vector, beyond `dram` where the index has no
             attributes.
 
@@ -460,7 +461,7 @@ class ZoomIndex(Closing):
         """Search with options; a filter, or one for each query, comes as `where`."""
         self._check_open()
         matrix, single = check_queries(queries, self.dimension)
-        if groups := query_groups(where, options.allow, options.deny, len(matrix)):
+        if groups := query_groups(where, options.allow, options.deny, len(matrix), single=single):
             found = self._searcher.search_each(matrix, options, groups)
         else:
             found = self._searcher.search(matrix, options, chosen)

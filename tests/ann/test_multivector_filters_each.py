@@ -64,6 +64,14 @@ def test_each_query_may_have_lists_of_ids_of_its_own(index):
     assert all(name in (None, -1) for name in found.ids[2].tolist())
 
 
+def test_a_batch_whose_queries_have_no_limits_is_not_limited(index):
+    queries = queries_for(3)
+    free = index.search(queries, 4).ids.tolist()
+    assert index.search(queries, 4, allow=(None,) * 3, deny=[None] * 3).ids.tolist() == free
+    assert index.search(queries[:1], 4, allow=[None], where=[None]).ids.tolist() == free[:1]
+    assert all(each in (None, -1) for each in index.search(queries[0], 4, allow=[None]).ids.tolist())
+
+
 def test_equal_filters_are_evaluated_once(index, monkeypatch):
     asked, bitmap = [], Attributes.bitmap
 

@@ -93,6 +93,16 @@ def test_each_query_may_have_lists_of_ids_of_its_own(index, options):
         assert both.ids[number].tolist() == single.ids.tolist()
 
 
+def test_a_batch_whose_queries_have_no_limits_is_not_limited(index):
+    queries = queries_for(range(3))
+    free = index.search(queries, 4).ids.tolist()
+    assert index.search(queries, 4, allow=[None] * 3, deny=[None] * 3).ids.tolist() == free
+    assert index.search(queries[:1], 4, allow=[None], where=[None]).ids.tolist() == free[:1]
+    nothing = [None, -1]
+    assert all(each in nothing for each in index.search(queries[0], 4, allow=[None]).ids.tolist())
+    assert all(each in nothing for each in index.search(queries, 4, allow=[None] * 2).ids.ravel().tolist())
+
+
 def test_lists_of_ids_of_another_number_and_other_values_are_refused(index, vectors):
     every = [name for block in index.ids() for name in block.tolist()]
     with pytest.raises(ValueError, match="deny has 2 lists for 3 queries"):

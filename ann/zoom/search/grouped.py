@@ -34,8 +34,12 @@ class QueryGroup:
     deny: object
 
 
-def query_groups(where: object, allow: object, deny: object, count: int) -> list[QueryGroup] | None:
+def query_groups(
+    where: object, allow: object, deny: object, count: int, *, single: bool
+) -> list[QueryGroup] | None:  # fmt: skip
     """Return the groups of `count` queries, in the order in which they come; None where all have the same limits.
+
+    A list of None alone is of ids where the query is a `single` one, and of lists for each query of a batch.
 
     Raises
     ------
@@ -43,10 +47,14 @@ def query_groups(where: object, allow: object, deny: object, count: int) -> list
         For another number of filters or of lists than of queries, or values that are none.
     """
     one = where is None or isinstance(where, str)
-    if not count or (one and not holds_collections(allow) and not holds_collections(deny)):
+    most = 0 if single else count
+    if not count or (one and not _are_of_each(allow, most) and not _are_of_each(deny, most)):
         return None
     filters: Sequence[Any] = [where] * count if one else _filters(where, count)
-    allowed, denied = _lists(allow, "allow", count), _lists(deny, "deny", count)
+    allowed, denied = (
+        _lists(ids, name, count) if _are_of_each(ids, most) else [None if ids is None else collected(ids, name)] * count
+        for ids, name in ((allow, "allow"), (deny, "deny"))
+    )
     found = dict[tuple[object, int, int], list[int]]()
     for number, (text, some, others) in enumerate(zip(filters, allowed, denied, strict=True)):
         found.setdefault((text, id(some), id(others)), []).append(number)
@@ -68,10 +76,15 @@ def _filters(filters: object, count: int) -> list[str | None]:
     return list(filters)
 
 
+def _are_of_each(ids: object, batch: int) -> bool:
+    """Return whether `ids` is a list with the ids, or None, of each query; `batch` counts those of a batch."""
+    if holds_collections(ids):
+        return True
+    return isinstance(ids, list | tuple) and 0 < len(ids) == batch and all(each is None for each in ids)
+
+
 def _lists(ids: Any, name: str, count: int) -> list[Any]:
     """Return the ids, or None, for each of `count` queries; the same object where the same collection was given."""
-    if not holds_collections(ids):
-        return [None if ids is None else collected(ids, name)] * count
     if len(ids) != count:
         raise ValueError(f"{name} has {len(ids)} lists for {count} queries: expected one for each, or one list of ids")
     for number, each in enumerate(ids):
