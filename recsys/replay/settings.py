@@ -156,7 +156,11 @@ class BufferSettings:
 
     def _slots(self, dram: int, limit: int | None, buffers: Buffers | None) -> int:
         """Return how many slots a budget holds beside everything else."""
-        beside = (buffers or Buffers.within(dram, limit)).bytes_for(self._records) + self._codes_bytes + self.codes_memory_bytes
+        beside = (
+            (buffers or Buffers.within(dram, limit)).bytes_for(self._records)
+            + self._codes_bytes
+            + self.codes_memory_bytes
+        )
         if limit is not None:
             beside += limit * self._stored_bytes + self.storage_bytes(limit, 1) // _CHECKSUM_SHARE
         return self.slots_within(dram - beside)
