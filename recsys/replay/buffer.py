@@ -332,9 +332,9 @@ class CarouselBuffer(Closing):
 
     @property
     def memory_bytes(self) -> int:
-        """DRAM held by both tiers, in bytes: samples, slots, index, logs, reader, and swaps under way."""
+        """DRAM held by both tiers, in bytes: samples, slots, index, logs, reader, product codes, swaps under way."""
         parts = (self._memory, self._placement, self._swapper, self._ahead, self._storage)
-        return 0 if self._closed else sum(part.memory_bytes for part in parts)
+        return 0 if self._closed else sum(part.memory_bytes for part in parts) + self._settings.codes_memory_bytes
 
     def __len__(self) -> int:
         """Samples in memory."""

@@ -15,6 +15,7 @@ _CENTRES = 256
 _TRAINED = 64 * _CENTRES  # most vectors that a training looks at
 _ROUNDS = 12  # of Lloyd's algorithm
 _BLOCK = 4096  # vectors coded together
+_LARGEST = 1e15  # a number; squares add up within float32
 
 Floats = NDArray[np.float32]
 
@@ -50,10 +51,9 @@ class ProductCodes:
         self.centres: Floats = np.ascontiguousarray(centres, np.float32)
         if self.centres.ndim != 3 or self.centres.shape[1] != _CENTRES or 0 in self.centres.shape:
             raise ValueError(f"centres: expected shape [parts, {_CENTRES}, width], got {list(self.centres.shape)}")
-        if not np.isfinite(self.centres).all():
-            raise ValueError("centres: expected finite numbers")
+        if not _can_be_coded(self.centres):
+            raise ValueError(f"centres: expected finite numbers of at most {_LARGEST:g}")
         self.row_bytes: int | None = len(self.centres)
-        self._halves: Floats = np.square(self.centres).sum(axis=2) / 2  # of the squared length of each centre
 
     @classmethod
     def train(cls, values: Any, parts: int, *, seed: int) -> Self:
@@ -77,9 +77,9 @@ class ProductCodes:
         rows = np.asarray(values)
         if rows.dtype != np.float32:
             raise TypeError(f"values: expected an array of float32, got {rows.dtype}")
-        if rows.ndim < 2 or len(rows) < _CENTRES or not np.isfinite(rows).all():
-            raise ValueError(f"values: expected finite numbers of shape [n, ...] with n of {_CENTRES} or more, got "
-                             f"{list(rows.shape)}")  # fmt: skip
+        if rows.ndim < 2 or len(rows) < _CENTRES or not _can_be_coded(rows):
+            raise ValueError(f"values: expected finite numbers of at most {_LARGEST:g}, of shape [n, ...] with n of "
+                             f"{_CENTRES} or more, got {list(rows.shape)}")  # fmt: skip
         rows = rows.reshape(len(rows), -1)
         parts = check_int("parts", parts, 1, max(1, rows.shape[1]))
         if rows.shape[1] % parts:
@@ -116,7 +116,7 @@ class ProductCodes:
     @property
     def memory_bytes(self) -> int:
         """DRAM held."""
-        return self.centres.nbytes + self._halves.nbytes
+        return self.centres.nbytes
 
     def check_column(self, column: Any) -> None:
         """Raise for a column whose values they do not fit."""
@@ -132,17 +132,17 @@ class ProductCodes:
         Raises
         ------
         ValueError
-            For infinity or NaN.
+            For infinity, NaN, or a number beyond 1e15.
         """
         parts, _, width = self.centres.shape
         codes: NDArray[np.uint8] = np.empty((len(values), parts), np.uint8)
         cut = np.ascontiguousarray(values, np.float32).reshape(len(values), parts, width)
-        if not np.isfinite(cut).all():
-            raise ValueError("product codes hold no infinity and no NaN; use 'fp16' or 'bf16'")
+        if not _can_be_coded(cut):
+            raise ValueError(f"product codes hold no infinity, no NaN and no number beyond {_LARGEST:g}; use 'bf16'")
         for start in range(0, len(cut), _BLOCK):
             block = slice(start, start + _BLOCK)
             for part in range(parts):
-                codes[block, part] = _nearest(cut[block, part], self.centres[part], self._halves[part])
+                codes[block, part] = _nearest(cut[block, part], self.centres[part])
         return codes
 
     def decode(self, data: Any, out: NDArray[Any]) -> None:
@@ -155,9 +155,17 @@ class ProductCodes:
         return f"ProductCodes({parts} parts of {width} numbers)"
 
 
-def _nearest(rows: Floats, centres: Floats, halves: Floats) -> NDArray[np.int64]:
+def _can_be_coded(values: NDArray[Any]) -> bool:
+    """Whether all numbers are finite and not too large."""
+    return bool((np.abs(values) <= _LARGEST).all())
+
+
+def _nearest(rows: Floats, centres: Floats) -> NDArray[np.int64]:
     """Return the number of the nearest centre of each row."""
-    found: NDArray[np.int64] = np.argmin(halves - rows @ centres.T, axis=1)
+    middle = centres.mean(axis=0)  # far from zero, products would round away the differences
+    centres = centres - middle
+    halves = np.square(centres).sum(axis=1) / 2
+    found: NDArray[np.int64] = np.argmin(halves - (rows - middle) @ centres.T, axis=1)
     return found
 
 
@@ -165,7 +173,7 @@ def _centres(rows: Floats, random: np.random.Generator) -> Floats:
     """Return 256 centres of rows ``[n, width]``."""
     centres = rows[random.choice(len(rows), _CENTRES, replace=False)].copy()
     for _ in range(_ROUNDS):
-        nearest = _nearest(rows, centres, np.square(centres).sum(axis=1) / 2)
+        nearest = _nearest(rows, centres)
         counts = np.bincount(nearest, minlength=_CENTRES)
         for column in range(rows.shape[1]):
             sums = np.bincount(nearest, rows[:, column], minlength=_CENTRES)

@@ -156,7 +156,11 @@ class BufferSettings:
 
     def _slots(self, dram: int, limit: int | None, buffers: Buffers | None) -> int:
         """Return how many slots a budget holds beside everything else."""
-        beside = (buffers or Buffers.within(dram, limit)).bytes_for(self._records) + 2 * self._codes_bytes
+        beside = (
+            (buffers or Buffers.within(dram, limit)).bytes_for(self._records)
+            + self._codes_bytes
+            + self.codes_memory_bytes
+        )
         if limit is not None:
             beside += limit * self._stored_bytes + self.storage_bytes(limit, 1) // _CHECKSUM_SHARE
         return self.slots_within(dram - beside)
@@ -220,8 +224,13 @@ class BufferSettings:
         }
 
     @property
+    def codes_memory_bytes(self) -> int:
+        """DRAM of the product codes, beside the catalog."""
+        return sum(codes.memory_bytes for codes in self.codes.values())
+
+    @property
     def _codes_bytes(self) -> int:
-        """On SSD, in the catalog."""
+        """Of the product codes in the catalog, on SSD and in DRAM."""
         return sum(len(codes.value) + 2 * PAGE_BYTES for codes in self.codes.values())
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -87,6 +87,36 @@ def test_traced_look_ups_are_read_ahead(tmp_path: Path) -> None:
     finally:
         plain.close()
         model.close()
+
+
+class Features(NamedTuple):
+    """Ids and offsets of a feature."""
+
+    ids: Tensor
+    offsets: Tensor
+
+
+def test_parts_of_other_kinds_stand_beside(tmp_path: Path) -> None:
+    def step(batch: Any) -> Any:
+        return bags({"a": Features(batch["ids"].clone(), batch["offsets"])})
+
+    configs = [EmbeddingBagConfig(name="a", num_embeddings=ROWS, embedding_dim=DIM)]
+    ids = torch.tensor([[1, 2], [4, 7]])
+    batch = {
+        "graph": ids.to_sparse(), "wide": torch.empty((4,), dtype=torch.int64, device="meta"),
+        "nested": torch.nested.nested_tensor([ids[0], ids[1]], layout=torch.jagged),
+        "ids": ids.reshape(4), "offsets": torch.tensor([0, 3]),
+    }  # fmt: skip
+    with EmbeddingBagCollection(configs, dram="64MiB", path=tmp_path / "a") as bags:
+        ((arguments,),) = trace_ids(bags, batch, step)(batch)
+        assert arguments["a"] == Features(batch["ids"], batch["offsets"])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is here")
+def test_ids_that_the_step_moves_to_a_device(tmp_path: Path) -> None:
+    batch = {"ids": torch.tensor([[1, 2]])}
+    with EmbeddingBag(ROWS, DIM, dram="64MiB", path=tmp_path / "a", device="cuda") as bag:
+        assert trace_ids(bag, batch, lambda batch: bag(batch["ids"].cuda()))(batch)[0][0] is batch["ids"]
 
 
 def test_unfit_steps_say_so(tmp_path: Path) -> None:

@@ -136,6 +136,19 @@ def test_product_codes_choose_the_nearest_centre_and_come_from_their_seed() -> N
     assert alike.encode(np.empty((0, 4), np.float32)).shape == (0, 2)
 
 
+@pytest.mark.parametrize(("middle", "scale"), [(0, 1e-3), (1e4, 1), (-3e5, 1), (0, 1e14), (1e15, 1e10)])
+def test_product_codes_choose_the_nearest_centre_far_from_zero(middle: float, scale: float) -> None:
+    random = np.random.default_rng(4)
+    values = (middle + scale * random.uniform(-1, 0, (600, 8))).astype(np.float32)
+    codes = ProductCodes.train(values[:500], parts=2, seed=1)
+    cut, centres = (some.astype(np.float64) for some in (values.reshape(600, 2, 1, 4), codes.centres))
+    distances = np.square(cut - centres).sum(axis=3)
+    chosen = np.take_along_axis(distances, codes.encode(values)[:, :, None].astype(np.int64), 2)[..., 0]
+    assert (chosen <= distances.min(axis=2) + 1e-4 * (16 * scale**2)).all()
+    with pytest.raises(ValueError, match="beyond 1e"):
+        codes.encode(np.full((1, 8), 1e16, np.float32))
+
+
 def test_unfit_codecs_and_values_change_nothing(tmp_path: Path) -> None:
     for codec, shape, error in (
         ("int9", SHAPE, "int9"), ("jpeg", SHAPE, "uint8"), (CODES, (5,), "product codes of float32"),

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from memhier.errors import BudgetError
-from memhier.recsys.replay import CarouselBuffer, Field, Ring
+from memhier.recsys.replay import CarouselBuffer, Field, ProductCodes, Ring
 
 MIB = 2**20
 IMAGE = {"image": ("uint8", (32, 32, 3))}
@@ -48,6 +48,24 @@ def test_bytes_are_held_to_at_every_moment(fast_path: Path, schema: Any, mib: in
         assert buffer.capacity == slots
         buffer.feedback(buffer.sample(64))
         assert buffer.memory_bytes <= budget
+
+
+@pytest.mark.parametrize("width", [1, 8])
+def test_product_codes_are_part_of_the_bytes(tmp_path: Path, width: int) -> None:
+    parts = 1024 // width
+    codes = ProductCodes(np.random.default_rng(0).standard_normal((parts, 256, width), np.float32))
+    fields = {"coded": Field("float32", (1024,), codec=codes), "plain": Field("uint8", (parts,))}
+    held = {}
+    for name, field in fields.items():
+        with CarouselBuffer(tmp_path / name, memory=100, schema={"x": field}) as buffer:
+            held[name] = buffer.memory_bytes
+    # The centres, which code and decode, and the bytes of them that the store keeps.
+    assert held["coded"] - held["plain"] >= codes.memory_bytes + len(codes.value)
+    with CarouselBuffer(tmp_path / "budget", memory="8MiB", schema={"x": fields["coded"]}) as buffer:
+        buffer.add({"x": np.zeros((buffer.capacity, 1024), np.float32)})
+        buffer.feedback(buffer.sample(64))
+        buffer.checkpoint()
+        assert buffer.memory_bytes <= 8 * MIB
 
 
 def test_too_few_bytes_say_how_many_it_takes(tmp_path: Path) -> None:

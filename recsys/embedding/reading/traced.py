@@ -135,9 +135,13 @@ def _place(parts: list[tuple[list[Get], Any]], value: Any, asked: str) -> Get:
         return lambda batch: {key: get(batch) for key, get in named.items()}
     if isinstance(value, list | tuple):
         each_of = [_place(parts, each, f"{asked}[{number}]") for number, each in enumerate(value)]
-        return lambda batch: type(value)(get(batch) for get in each_of)
+        make = getattr(value, "_make", type(value))  # of a named tuple, or of a list or tuple
+        return lambda batch: make(get(batch) for get in each_of)
     raise ValueError(f"{asked}: {type(value).__name__} is no part of the batch; write `ids` yourself")
 
 
 def _equal(part: Tensor, value: Tensor) -> bool:
-    return part.dtype == value.dtype and part.shape == value.shape and torch.equal(part, value)
+    """Whether a part has the values that were asked for, on whatever device."""
+    if any(one.is_nested or one.is_meta or one.layout != torch.strided for one in (part, value)):
+        return False
+    return part.dtype == value.dtype and part.shape == value.shape and torch.equal(part.cpu(), value.cpu())
