@@ -46,7 +46,7 @@ READS = {
     "EmbeddingBagCollection": f"{TABLES} extra_repr push",
     "EmbeddingCollection": f"{TABLES} extra_repr push",
     "ShardedEmbeddingBagCollection": f"{TABLES} push",
-    "TableReader": f"{READER} embedding_bag_collection embedding_collection trained",
+    "TableReader": f"{READER} embedding_bag_collection embedding_collection ids trained",
     "QuantisedTable": READER,
     "Lookahead": "state_dict stats",
     "Tiered": "push",
