@@ -434,7 +434,7 @@ class ZoomIndex(Closing):
             iterator, column of a table, or an array of any shape. Ids that are not in the index count for nothing, and
             so do the -1 and None of results: ``deny=result.ids`` is one. They come on top of `where`. A list of
             collections, or None, has those of each query; a collection that stands there several times counts once.
-            So does a list of None alone, one for each query of a batch.
+            A list of None alone, one for each query of a batch, sets no limit.
             Every search passes over all ids, and takes a bit for each vector, beyond `dram` where the index has no
             attributes.
 
