@@ -278,7 +278,7 @@ def test_a_refused_query_has_the_number_of_the_caller(tmp_path, options):
     queries = vectors[:300].copy()
     queries[257] = 3e38
     filters = np.array([None, "number < 200", "number >= 100"], object)
-    with ZoomIndex.build(tmp_path / "index", vectors, dram="1MiB", attributes={"number": np.arange(300)}) as index:
+    with ZoomIndex.build(tmp_path / "index", vectors, dram="4MiB", attributes={"number": np.arange(300)}) as index:
         for where in (None, "number < 200", [*filters[np.arange(300) % 3]], [*filters[np.arange(300) // 100]]):
             with pytest.raises(ValueError, match="row 257 is too large"):
                 index.search(queries, 3, where=where, **options)
