@@ -5,7 +5,7 @@ second domain spoils the first, unless a share of each step comes from a `Carous
 of their own: memory and storage hold as many as their bytes allow, and steps train on rows packed to one length.
 
     python docs/examples/continual_pretraining.py                     # or generated words if the texts are missing
-    python docs/examples/continual_pretraining.py --memory 256KiB --steps 600
+    python docs/examples/continual_pretraining.py --memory 1MiB --steps 600
     python docs/examples/continual_pretraining.py --quick             # a few seconds
 
 Texts are read from the folder that MEMHIER_DATA names; see `memhier.benchmarks.datasets`.
@@ -119,7 +119,7 @@ def main() -> None:
     """Read the arguments, train on both domains with several shares of replay, and print the perplexities."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", default="texts", choices=["texts", "generated"])
-    parser.add_argument("--memory", default="512KiB", help="DRAM for replay (default: 512KiB)")
+    parser.add_argument("--memory", default="664KiB", help="DRAM for replay (default: 664KiB)")
     parser.add_argument("--steps", type=int, default=400, help="training steps on each domain (default: 400)")
     parser.add_argument("--folder", type=Path, help="for the buffer; a temporary one by default")
     parser.add_argument("--seed", type=int, default=0)

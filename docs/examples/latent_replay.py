@@ -6,7 +6,7 @@ Pellegrini et al., IROS 2020), in a buffer that holds these as floats, as int8, 
 of DRAM.
 
     python docs/examples/latent_replay.py                             # CIFAR-10, or generated images if it is missing
-    python docs/examples/latent_replay.py --memory 4MiB --seed 1
+    python docs/examples/latent_replay.py --memory 16MiB --seed 1
     python docs/examples/latent_replay.py --quick                     # a few seconds
 
 CIFAR-10 is read from the folder that MEMHIER_DATA names; see `memhier.benchmarks.datasets`.
@@ -131,7 +131,7 @@ def main() -> None:
     """Read the arguments, learn with each kind of buffer, and print the accuracies."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", default="cifar10", choices=["cifar10", "generated"])
-    parser.add_argument("--memory", default="2560KiB", help="DRAM for replay (default: 2560KiB)")
+    parser.add_argument("--memory", default="8MiB", help="DRAM for replay (default: 8MiB)")
     parser.add_argument("--epochs", type=int, default=3, help="over the first classes (default: 3)")
     parser.add_argument("--folder", type=Path, help="for the buffers; a temporary one by default")
     parser.add_argument("--seed", type=int, default=0)
