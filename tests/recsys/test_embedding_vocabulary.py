@@ -346,6 +346,22 @@ def test_a_loop_that_is_left_forgets_what_it_read_ahead(tmp_path: Path) -> None:
         assert state_of(left) == state_of(plain_bag)
 
 
+def test_a_loop_that_was_ended_by_another_leaves_no_trace_when_it_is_forgotten(tmp_path: Path) -> None:
+    batches = [ids_of(seed, 6, 4) for seed in range(20)]
+    with (
+        EmbeddingBag(60, DIM, dram="64MiB", path=tmp_path / "a", id_space="hash64") as bag,
+        EmbeddingBag(60, DIM, dram="64MiB", path=tmp_path / "b", id_space="hash64") as plain_bag,
+    ):
+        ended = iter(lookahead(batches, bag, ids=lambda ids: ids))
+        train(bag, [next(ended)])
+        for number, ids in enumerate(lookahead(batches[::-1], bag, ids=lambda ids: ids)):
+            if number == 2:
+                del ended
+            train(bag, [ids])
+        train(plain_bag, [batches[0], *batches[::-1]])
+        assert state_of(bag) == state_of(plain_bag)
+
+
 @pytest.mark.parametrize("ahead", [False, True])
 def test_gradients_that_wait_keep_the_rows_of_their_ids(tmp_path: Path, ahead: bool) -> None:
     batches = [torch.arange(start, start + 4)[:, None] for start in range(0, 80, 4)]

@@ -34,10 +34,7 @@ class DeviceLink(Protocol):
 class Arrival:
     """Values on their way from a device.
 
-    Attributes
-    ----------
-    is_coming
-        Whether nobody has waited for them; they are undefined until then.
+    They are undefined until :meth:`wait` was called.
     """
 
     def __init__(self, wait: Callable[[], None]) -> None:
@@ -45,6 +42,7 @@ class Arrival:
 
     @property
     def is_coming(self) -> bool:
+        """Whether nobody has waited for them."""
         return self._wait is not None
 
     def wait(self) -> None:

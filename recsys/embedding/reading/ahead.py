@@ -133,7 +133,7 @@ class ReadAhead:
         self._holds = False  # the rows of the batch that was handed out last
         self._ended = False  # the loader has
         self._error: BaseException | None = None  # ended the loader, or the thread
-        self._closed = self._failed = False
+        self._closed = self._failed = self._is_withdrawn = False
         self._rests = False  # no batch is read ahead any more
         self._idle = False  # the thread has ended
         self._passes = False  # batches are not fetched, as none waits here and the thread has ended
@@ -232,6 +232,8 @@ class ReadAhead:
     @shielded
     def close(self) -> None:
         """End the thread, and withdraw the announced batches."""
+        if self._is_withdrawn:
+            return  # another epoch may have read ahead since
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -252,6 +254,7 @@ class ReadAhead:
         if announced:
             self._modules.withdraw()
         self._modules.drop_ahead()
+        self._is_withdrawn = True
 
     def _end_thread(self) -> None:
         """End the thread as the program ends."""

@@ -62,6 +62,7 @@ class ImageCodec:
             raise ValueError(f"codec={name!r}: Pillow cannot pack images of shape {list(shape)}: {error}") from error
 
     def encode(self, values: NDArray[Any]) -> list[bytes]:
+        """Return each image packed, or its pixels where these are smaller."""
         return [self._encode_one(value) for value in self._channels_last(values)]
 
     def _encode_one(self, value: NDArray[np.uint8]) -> bytes:
@@ -78,6 +79,7 @@ class ImageCodec:
         return found
 
     def decode(self, data: Any, out: NDArray[Any]) -> None:
+        """Fill `out`, ``[n, *shape]``, with the images; CorruptionError for one that is none."""
         for target, record in zip(self._channels_last(out), data, strict=True):
             if self.lossless and len(record) == self._bytes:
                 target[:] = np.frombuffer(record, np.uint8).reshape(target.shape)
