@@ -236,6 +236,11 @@ def check_drawing(browser: Browser, shown: dict[str, Any]) -> None:
         assert re.search(r"\d", browser.run(f"document.getElementById('{name}').textContent"))
 
 
+def test_an_update_of_attributes_writes_its_column(tmp_path):
+    printed = run("attribute_updates.py", "--quick", folder=tmp_path)
+    assert figure(r": ([\d,]+) kB written", printed) < 100  # a vector alone is 0.5 kB, and 200 change
+
+
 def test_every_example_is_listed():
     listed = set(re.findall(r"examples/(\w+\.py)", PAGE.read_text()))
     assert listed == {path.name for path in FOLDER.glob("*.py")}

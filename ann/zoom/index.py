@@ -1,5 +1,6 @@
 """ZoomIndex: search more vectors than fit in DRAM (Zoom, arXiv 1809.04067, and later work)."""
 
+import re
 import shutil
 import warnings
 from collections.abc import Iterator, Sequence
@@ -759,8 +760,9 @@ class ZoomIndex(Closing):
         ids
             Ids of vectors in the index, each once.
         vectors
-            As in :meth:`add`, one for each id. Without them, the vectors stay; they are written anew beside their
-            new fields, and so take room in the budget until :meth:`compact`, as new ones do.
+            As in :meth:`add`, one for each id. Without them, the vectors stay. Attributes alone are written as new
+            values of the columns that they name; with documents, the vectors are written anew beside their new fields,
+            and so take room in the budget until :meth:`compact`, as new ones do.
         attributes
             As in :meth:`build`. Other attributes keep their values: a column that the table lacks or, with a dict for
             each vector, a name that its dict lacks. A value of None is null. With `where`, a dict with one value for
@@ -768,8 +770,8 @@ class ZoomIndex(Closing):
         documents
             As in :meth:`add`. Other documents stay, as attributes do.
         where
-            Instead of ids: a filter as in :meth:`search`, of vectors that get other attributes. They are written anew
-            some at a time, within the budget; searches see all of them change at once.
+            Instead of ids: a filter as in :meth:`search`, of vectors that get other attributes. These are written some
+            at a time, within the budget; searches see all of them change at once.
 
         Raises
         ------
@@ -803,8 +805,7 @@ class ZoomIndex(Closing):
         with writer.lock:
             merge_schema(writer.about.schema, values, 1)  # also where the filter leaves no vector
             with self._searcher.selected(where) as (state, selected, fresh):
-                names = state.ids(selected, fresh)
-            self._searcher.state, count = writer.update_selected(state, names, values)
+                self._searcher.state, count = writer.update_selected(state, selected, fresh, values)
         return count
 
     @shielded
@@ -1166,6 +1167,7 @@ def _shape(about: Description) -> tuple[object, ...]:
 
 def _held_of_attributes(store: Store, about: Description) -> int:
     """Return the DRAM that attributes take beside the bitmaps of filters: facts about columns, and checksums."""
-    names = [name for name in store.segments() if "-a-" in name and ITEMS not in name]  # items are planned apart
+    columns = re.compile(r"p[0-9]+-(a|[cr][0-9]+)-")
+    names = [name for name in store.segments() if columns.match(name) and ITEMS not in name]  # items are planned apart
     checksums = sum(store.segments()[name].memory_bytes for name in names)
     return checksums + COLUMN_BYTES * len(about.schema) * len(about.parts)

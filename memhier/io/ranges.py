@@ -14,7 +14,7 @@ from memhier.io.page_file import PAGE_BYTES
 from memhier.io.read_arguments import READ_TALLY, Tallies
 from memhier.io.reader import Reader
 
-__all__ = ["CountedReads", "Ranges", "Reading", "read_together"]
+__all__ = ["CountedReads", "Ranges", "Reading", "read_together", "together"]
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Bytes: TypeAlias = npt.NDArray[np.uint8]
@@ -83,6 +83,18 @@ def read_together(reads: CountedReads, readings: Mapping[K, Reading[V]]) -> dict
 
     A submission is split only where short ranges beside long ones would take far more DRAM than their bytes.
     """
+    every = together(readings)
+    try:
+        asked = next(every)
+        while True:
+            asked = every.send(_read(reads, asked))
+    except StopIteration as end:
+        found: dict[K, V] = end.value
+        return found
+
+
+def together(readings: Mapping[K, Reading[V]]) -> Reading[dict[K, V]]:
+    """Return a reading of several, which gives the result of each."""
     found: dict[K, V] = {}
     answers: dict[K, list[Bytes] | None] = dict.fromkeys(readings)
     while answers:
@@ -92,7 +104,9 @@ def read_together(reads: CountedReads, readings: Mapping[K, Reading[V]]) -> dict
                 asked[key] = next(readings[key]) if answer is None else readings[key].send(answer)
             except StopIteration as end:
                 found[key] = end.value
-        every = iter(_read(reads, [ranges for some in asked.values() for ranges in some]))
+        if not asked:
+            break
+        every = iter((yield [ranges for some in asked.values() for ranges in some]))
         answers = {key: [next(every) for _ in some] for key, some in asked.items()}
     return found
 

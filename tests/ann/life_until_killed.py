@@ -3,8 +3,9 @@
 For every line ``folder seed`` on its input it forks a child, which says ``child <pid>``, and ``done`` after each of its
 commits. Forked from a process that has run nothing in threads, a child is at work at once.
 
-A vector follows from its id and version; an index of strings has a string for every id. What an index should hold,
-``{id: version}``, is written to ``next.json`` before a commit, and becomes ``last.json`` when the commit has returned.
+A vector follows from its id and the version modulo `TURN`; the attribute ``turn`` is the version divided by it. An
+index of strings has a string for every id. What an index should hold, ``{id: version}``, is written to ``next.json``
+before a commit, and becomes ``last.json`` when the commit has returned.
 """
 
 import json
@@ -23,18 +24,24 @@ from memhier.ann.zoom.storage import layout
 
 DIMENSION = 12
 ROWS = 250  # that an index comes to
+TURN = 1000  # of a version: an update of the attribute alone
 Model = dict[int, int]
 
 
 def vector_of(name: int, version: int) -> np.ndarray:
     """Return the one vector of an id and version, apart from all others."""
-    rng = np.random.default_rng([name, version])
+    rng = np.random.default_rng([name, version % TURN])
     return (rng.normal(size=DIMENSION) + 5 * (name % 3)).astype(np.float32)
 
 
 def vectors_of(model: Model) -> np.ndarray:
     """Return the vectors of a model, ``[n, d]``."""
     return np.array([vector_of(name, version) for name, version in model.items()], np.float32).reshape(-1, DIMENSION)
+
+
+def columns_of(model: Model) -> dict[str, list[int]]:
+    """Return the attributes of a model."""
+    return {"third": [name % 3 for name in model], "turn": [version // TURN for version in model.values()]}
 
 
 def ids_of(index: ZoomIndex, names: Iterable[int]) -> list[int] | list[str]:
@@ -64,11 +71,14 @@ def change(index: ZoomIndex, model: Model, rng: random.Random) -> None:
     """Add, update and remove, in the index and in the model."""
     first = max(model, default=0) + 1
     more = dict.fromkeys(range(first, first + rng.choice([1, 3, 40])), 0)
-    index.add(vectors_of(more), ids=ids_of(index, more), attributes={"third": [name % 3 for name in more]})
+    index.add(vectors_of(more), ids=ids_of(index, more), attributes=columns_of(more))
     model |= more
     other = {name: model[name] + 1 for name in rng.sample(sorted(model), min(len(model), rng.choice([1, 3, 30])))}
-    index.update(ids_of(index, other), vectors_of(other), {"third": [name % 3 for name in other]})
+    index.update(ids_of(index, other), vectors_of(other), columns_of(other))
     model |= other
+    turned = {name: model[name] + TURN for name in rng.sample(sorted(model), min(len(model), rng.choice([1, 3, 30])))}
+    index.update(ids_of(index, turned), attributes={"turn": columns_of(turned)["turn"]})
+    model |= turned
     gone = rng.sample(sorted(model), max(rng.choice([0, 1, 20]), len(model) - ROWS))
     index.remove(ids_of(index, gone))
     for name in gone:

@@ -31,9 +31,10 @@ def holds(index, model):
         return False
     try:
         found = index.reconstruct(child.ids_of(index, model))
+        turns = index.fetch(child.ids_of(index, model), ["turn"])["turn"].tolist()
     except KeyError:
         return False
-    return np.array_equal(found, child.vectors_of(model))
+    return np.array_equal(found, child.vectors_of(model)) and turns == child.columns_of(model)["turn"]
 
 
 def model_of(folder, index):
@@ -68,6 +69,8 @@ def check(folder):
         third = index.search(vectors[0], len(model), recall=1.0, where="third == 1").ids
         expected = child.ids_of(index, (name for name in model if name % 3 == 1))
         assert sorted(third[: len(expected)]) == sorted(expected)
+        turned = child.ids_of(index, (name for name, version in model.items() if version >= child.TURN))
+        assert {name for block in index.ids("turn > 0") for name in block.tolist()} == set(turned)
         assert set(third[len(expected) :]) <= {-1, None}
     child.write_model(folder / "last.json", model)
     return sum(path.stat().st_size for path in (folder / "index").rglob("*") if path.is_file())
@@ -76,7 +79,7 @@ def check(folder):
 def kill_rounds(folder, rounds, seed, strings=False):
     rng = random.Random(seed)
     model = dict.fromkeys(range(1, 100), 0)
-    columns = {"third": [name % 3 for name in model]}
+    columns = child.columns_of(model)
     ids = [child.text_of(name) for name in model] if strings else list(model)
     ZoomIndex.build(folder / "index", child.vectors_of(model), ids=ids, attributes=columns, dram="4MiB").close()
     for name in ("last.json", "next.json"):

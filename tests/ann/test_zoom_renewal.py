@@ -108,6 +108,10 @@ class Model:
         self.index.update(names[:count], vectors)
         for name, vector in zip(names[:count], vectors, strict=True):
             self.rows[name] = vector, self.rows[name][1]
+        changed = names[::3]
+        self.index.update(changed, attributes={"third": [7] * len(changed)})
+        for name in changed:
+            self.rows[name] = self.rows[name][0], 7
         self.index.remove(names[count:])
         for name in names[count:]:
             del self.rows[name]

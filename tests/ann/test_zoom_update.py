@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from memhier.ann import ZoomIndex
-from memhier.ann.zoom.storage.part import find_ids
+from memhier.ann.zoom.storage.changes import Change
 
 LANGS = ["en", "de", None]
 
@@ -395,15 +395,15 @@ def test_an_update_by_filter_that_fails_between_its_blocks_changes_nothing(tmp_p
         tmp_path / "index", vectors, attributes={"price": price}, dram="4MiB", grow_to=2000
     ) as index:  # fmt: skip
         monkeypatch.setattr("memhier.ann.zoom.renewal.life._UPDATED_BYTES", 1 << 11)
-        find, calls = find_ids, []
+        join, calls = Change.joined, []
 
         def failing(*arguments):
             calls.append(arguments)
             if len(calls) == 3:
                 raise OSError("no room")
-            return find(*arguments)
+            return join(*arguments)
 
-        monkeypatch.setattr("memhier.ann.zoom.storage.ids.find_ids", failing)
+        monkeypatch.setattr(Change, "joined", failing)
         with pytest.raises(OSError, match="no room"):
             index.update(where="price < 800", attributes={"price": -1, "sold": True})
         monkeypatch.undo()

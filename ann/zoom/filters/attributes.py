@@ -6,7 +6,7 @@ Columns stay on SSD. A filter reads the columns that it names, block by block, a
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -55,7 +55,6 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 WORKSPACE_BYTES = 4 << 20
 COLUMN_BYTES = 512
 _ASKED_TOGETHER = 2  # items of a filter that is evaluated with others: as many bitmaps
-_WORD_BYTES = 24  # of a word that is numbered anew
 
 
 def merge_schema(schema: Mapping[str, AttributeType], attributes: Any, count: int) -> Schema:
@@ -162,10 +161,17 @@ def write_attributes(
             posted = BLOCK_ITEMS if block_rows >= BLOCK_ROWS else step
             write_lists(tx, prefix + name, name, kind, column, blocks, step, posted=posted)
         else:
-            write_column(tx, prefix + name, name, kind, column, blocks())
+            write_column(tx, prefix + name, name, kind, column, blocks)
 
 
-def chain(parts: Sequence["Attributes"], schema: Schema) -> dict[str, AnyColumn]:
+class Columns(Protocol):
+    """Attributes of a part, column by column."""
+
+    def column(self, name: str) -> AnyColumn:
+        """Return a column for :func:`chain`."""
+
+
+def chain(parts: Sequence[Columns], schema: Schema) -> dict[str, AnyColumn]:
     """Return the columns of parts, one part after the other, as attributes for :func:`write_attributes`.
 
     Rows are read as they are written, so no column is held; text takes 4 bytes of DRAM per distinct word and part.
@@ -192,6 +198,8 @@ class Attributes:
         Keeps bitmaps; may be shared with other parts.
     work_bytes
         DRAM for a running filter, beside its bitmap: blocks of the columns, and arrays of the evaluation.
+    segments
+        Names of the segments of columns that are not `prefix` + attribute.
 
     Raises
     ------
@@ -215,6 +223,8 @@ class Attributes:
     ([4], {'lang': array(['de', 'en'], dtype=object)})
     """
 
+    word_bytes: int = 40  # of a word that is numbered anew, twice
+
     def __init__(
         self,
         store: Store,
@@ -224,6 +234,7 @@ class Attributes:
         reader: Reader,
         cache: BitmapCache | None = None,
         work_bytes: int = WORKSPACE_BYTES,
+        segments: Mapping[str, str] | None = None,
     ) -> None:
         self._schema = dict(schema)
         self._count, self._words = count, word_count(count)
@@ -232,17 +243,16 @@ class Attributes:
         self._owner = object()  # Keys of the cache: a part to come may have this one's prefix.
         self._columns: dict[str, StoredAny] = {}
         self._reader = reader
-        segments = store.segments()
+        every, others = store.segments(), segments or {}
         self._checksums = 0
         for name, kind in schema.items():
-            if prefix + name not in segments:
+            if (segment := others.get(name, prefix + name)) not in every:
                 continue
             item, stored = item_type(kind), StoredListColumn if is_list(kind) else StoredColumn
             assert item is not None
-            self._columns[name] = stored(store, prefix + name, item, count, reader)
-            every = (prefix + name, f"{prefix}{name}-items", f"{prefix}{name}-words", f"{prefix}{name}-items-words",
-                     prefix + name + POSTINGS)  # fmt: skip
-            self._checksums += sum(segments[each].memory_bytes for each in every if each in segments)
+            self._columns[name] = stored(store, segment, item, count, reader)
+            names = [segment + suffix for suffix in ("", "-items", "-words", "-items-words", POSTINGS)]
+            self._checksums += sum(every[each].memory_bytes for each in names if each in every)
 
     def __len__(self) -> int:
         """Rows."""
@@ -261,7 +271,7 @@ class Attributes:
     @property
     def joined_bytes(self) -> int:
         """DRAM that a join takes for the columns: checksums, in arrays that grow, and the new numbers of words."""
-        return 2 * self._checksums + _WORD_BYTES * sum(column.word_count for column in self._columns.values())
+        return 2 * self._checksums + self.word_bytes * sum(column.word_count for column in self._columns.values())
 
     def bitmap(self, where: str | Expression) -> Words:
         """Return the rows for which a filter is true, uint64 ``[ceil(n / 64)]``; writable if it is the caller's.

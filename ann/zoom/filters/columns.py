@@ -5,7 +5,7 @@ one of integers.
 """
 
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import date
 from heapq import merge
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
@@ -18,7 +18,7 @@ from memhier.ann.zoom.filters.times import microseconds, moments
 
 __all__ = [
     "BLOCK_ROWS", "DTYPES", "AnyColumn", "ArrayColumn", "Bounds", "ChainedColumn", "Column", "ListColumn",
-    "NullColumn", "is_missing",
+    "NullColumn", "UsedWords", "is_missing",
 ]  # fmt: skip
 
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -361,6 +361,41 @@ class ChainedColumn:
                 ranks.append(-1)
             self._ranks = [np.frombuffer(ranks, np.int32) for ranks in found]
         return self._ranks[number]
+
+
+class UsedWords:
+    """A column of text with the words of some rows alone, so that no word outlasts the rows that had it.
+
+    Parameters
+    ----------
+    column
+        Of text.
+    blocks
+        int64 ``[m]`` each: the rows.
+    """
+
+    def __init__(self, column: Column, blocks: Iterable[Ints]) -> None:
+        self._column, used = column, np.zeros(0, np.bool_)
+        self.type: ItemType | None = column.type
+        for rows in blocks:
+            ranks = column.read(rows).values
+            if (highest := int(ranks.max(initial=-1))) >= len(used):
+                used = np.concatenate([used, np.zeros(2 * (highest + 1) - len(used), np.bool_)])
+            used[ranks[ranks >= 0]] = True
+        self._used = used
+        self._ranks = np.append(np.cumsum(used, dtype=np.int32) - 1, np.int32(-1)).astype(np.int32, copy=False)
+
+    def __len__(self) -> int:
+        return len(self._column)
+
+    def words(self) -> Iterator[bytes]:
+        for word, is_used in zip(self._column.words(), self._used, strict=False):
+            if is_used:
+                yield word
+
+    def read(self, rows: Ints) -> Cells:
+        cells = self._column.read(rows)
+        return Cells(self._ranks[cells.values], cells.nulls)
 
 
 DTYPES: Mapping[str, Any] = {

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memhier.ann.zoom.filters.bitmaps import Words, pack, unpack, word_count
-from memhier.ann.zoom.filters.columns import DTYPES, AnyColumn, Column
+from memhier.ann.zoom.filters.columns import DTYPES, AnyColumn, ArrayColumn, Column, UsedWords
 from memhier.ann.zoom.filters.conditions import AttributeType, Cells, ItemType, is_list
 from memhier.ann.zoom.filters.pairs import WordReads
 from memhier.ann.zoom.filters.patterns import Pattern
@@ -191,7 +191,7 @@ def write_column(
     name: str,
     kind: ItemType,
     column: Column,
-    blocks: Iterable[Ints],
+    blocks: Callable[[], Iterable[Ints]],
 ) -> None:
     """Write rows of a column into a segment, block by block.
 
@@ -200,13 +200,15 @@ def write_column(
     name
         Of the attribute, for errors.
     blocks
-        int64 ``[m]`` each: rows; m is a multiple of 64, but for the last one and where no row is null.
+        Gives int64 ``[m]`` each: rows; m is a multiple of 64, but for the last one and where no row is null.
     """
+    if kind == "str" and not isinstance(column, ArrayColumn):
+        column = UsedWords(column, blocks())
     if kind == "str":
         write_vocabulary(tx, f"{segment_name}-words", column.words())
     segment, count = tx.segment(segment_name), 0
     bits: list[tuple[int, Words]] = []
-    for rows in blocks:
+    for rows in blocks():
         pause()
         values, nulls = converted(name, column.read(rows), kind, rows)
         if nulls is not None:

@@ -220,7 +220,10 @@ def write_lists(
     segment.append(np.array([total], "<i8"))
     if bits:
         segment.append(joined_bits(bits, count))
-    items = (some for rows in blocks() for some, _ in item_rows(column.bounds(rows), step))
+
+    def items() -> Iterator[Ints]:
+        return (some for rows in blocks() for some, _ in item_rows(column.bounds(rows), step))
+
     write_column(tx, segment_name + ITEMS, name, kind, column.items, items)
 
     def pairs() -> Iterator[tuple[Ints, Any]]:

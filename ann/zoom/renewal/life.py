@@ -9,9 +9,10 @@ index anew where it has changed too much; a later commit takes over the files.
 
 import json
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from typing import Any, TypeAlias
 
@@ -20,16 +21,23 @@ import numpy.typing as npt
 
 from memhier.ann.zoom.construction.begun import begun
 from memhier.ann.zoom.filters.attributes import Schema, item_bytes, merged_schema, write_attributes
-from memhier.ann.zoom.filters.bitmaps import Words, popcount
+from memhier.ann.zoom.filters.bitmaps import Words, popcount, unpack
 from memhier.ann.zoom.filters.given import as_columns, as_objects
 from memhier.ann.zoom.ids.stored_texts import write_texts
 from memhier.ann.zoom.payload.stored import write_records
 from memhier.ann.zoom.preview.clusters import LONGEST
 from memhier.ann.zoom.preview.codes import CodeBook
-from memhier.ann.zoom.preview.scan_arguments import split_positions
+from memhier.ann.zoom.preview.scan_arguments import positions_of, split_positions
 from memhier.ann.zoom.renewal.beside import Renewals
+from memhier.ann.zoom.renewal.changes import (
+    waiting_bytes,
+    whole_bytes,
+    with_values,
+    write_changes,
+    write_later_changes,
+)
 from memhier.ann.zoom.renewal.documents import ChangedDocuments
-from memhier.ann.zoom.renewal.kept import Kept, values_kept
+from memhier.ann.zoom.renewal.kept import Kept, rows_lacking, values_kept
 from memhier.ann.zoom.renewal.kept_vectors import KeptVectors
 from memhier.ann.zoom.renewal.merge import (
     WRITTEN_BYTES,
@@ -42,14 +50,15 @@ from memhier.ann.zoom.renewal.merge import (
     write_carried,
 )
 from memhier.ann.zoom.renewal.renewal import Made, Renewed, Task, renew, write_recoded
-from memhier.ann.zoom.renewal.room import AddedBytes, check_range, check_room, check_values
+from memhier.ann.zoom.renewal.room import AddedBytes, check_range, check_room, check_values, check_values_room
 from memhier.ann.zoom.renewal.spill import write_coded
 from memhier.ann.zoom.source import VectorSource
 from memhier.ann.zoom.storage.arrays import PartArrays, Spread
 from memhier.ann.zoom.storage.catalog import AUDIT_KEY, Description, write_preview
+from memhier.ann.zoom.storage.changes import VALUE_BYTES, segments_of
 from memhier.ann.zoom.storage.fresh import Fresh, fresh_row_bytes, value_bytes
 from memhier.ann.zoom.storage.fullview import RowWriter
-from memhier.ann.zoom.storage.ids import Ids, Located, as_ids, locate, locate_all, refuse_known
+from memhier.ann.zoom.storage.ids import Ids, Located, locate, locate_all, refuse_known
 from memhier.ann.zoom.storage.layout import IndexLayout, fresh_bytes, lists_anew
 from memhier.ann.zoom.storage.part import IndexPart, PartFiles
 from memhier.ann.zoom.storage.prepared import drop_prepared, note_prepared, publish_prepared
@@ -118,6 +127,8 @@ class IndexWriter:
         self.lock: threading.RLock = threading.RLock()
         self._durable = about  # as of the last commit
         self._dirty = False
+        self._spilled: set[str] = set()  # segments of changes since the last commit
+        self._tasked: set[str] = set()  # those that work beside the commits reads
         self._needed: frozenset[str] = frozenset()  # parts of the snapshot that a change returns to if it fails
         self._lost = False
         self._prepared: _Prepared | None = None
@@ -154,20 +165,82 @@ class IndexWriter:
         Fields that are not given stay, and vectors where there are none. Without `insert`, a new id is a KeyError.
         """
         with self._all_or_nothing(state):
+            if vectors is None and documents is None:
+                places = locate_all(state.parts, state.fresh, ids)
+                given = {name: ~rows_lacking(name, attributes, len(ids)) for name in as_columns(attributes, len(ids))}
+                return self._set(self._widen_for(state, attributes, len(ids)), places, attributes, given), 0
             return self._update(state, ids, vectors, attributes, documents, locate if insert else locate_all)
 
     def update_selected(
-        self, state: IndexSnapshot, names: Iterable[npt.NDArray[Any]], values: Mapping[str, list[Any]]
+        self,
+        state: IndexSnapshot,
+        selected: Sequence[Words],
+        fresh: npt.NDArray[np.bool_],
+        values: Mapping[str, list[Any]],
     ) -> tuple[IndexSnapshot, int]:
-        """Return the snapshot with the one value of each attribute for ids that come in blocks, and their number."""
-        count = 0
+        """Return the snapshot with the one value of each attribute for the rows that a filter leaves, and their number.
+
+        `selected` and `fresh` are as in :meth:`remove_selected`.
+        """
+        count = int(fresh.sum()) + sum(map(popcount, selected))
+        if not count:
+            return state, 0
         with self._all_or_nothing(state):
-            for some in _regrouped(names, max(_UPDATED_LEAST, self._work_bytes // _UPDATED_BYTES)):
-                ids = as_ids(some, self.about.id_kind)
-                columns = {name: value * len(ids) for name, value in values.items()}
-                state, _ = self._update(state, ids, None, columns, None, locate_all)
-                count += len(ids)
+            state = self._widen_for(state, values, 1)
+            for places in _places_of(selected, fresh, max(_UPDATED_LEAST, self._work_bytes // _UPDATED_BYTES)):
+                columns = {name: value * len(places.positions) for name, value in values.items()}
+                given = {name: np.ones(len(places.positions), np.bool_) for name in values}
+                state = self._set(state, places, columns, given)
         return state, count
+
+    def _widen_for(self, state: IndexSnapshot, attributes: Any, count: int) -> IndexSnapshot:
+        """Return the snapshot with the attributes of `count` rows in its schema."""
+        schema = merged_schema(self.about.schema, as_columns(attributes, count), count)
+        ChangedDocuments(state, None, 0, self._work_bytes).check(schema)
+        return self._with_schema(state, schema)
+
+    def _set(
+        self, state: IndexSnapshot, places: Located, attributes: Any, given: Mapping[str, npt.NDArray[np.bool_]]
+    ) -> IndexSnapshot:
+        """Return the snapshot with other values of attributes in places; `given` tells for each name in which."""
+        count = len(places.positions)
+        columns = as_objects(as_columns(attributes, count), state.schema)
+        beyond = value_bytes(columns, count)
+        check_values(beyond, self._work_bytes)
+        room = fresh_bytes(self.about.dram)
+        for part in _runs(beyond + VALUE_BYTES * len(columns), room):
+            some = Located(places.positions[part], places.fresh[part])
+            size = int(beyond[part].sum()) + VALUE_BYTES * len(columns) * len(some.positions)
+            if waiting_bytes(state) + size > room:
+                state = self._write_changes(state)
+            state = self._make_room(state, partial(self._values_room, size))
+            values = {name: column[part] for name, column in columns.items()}
+            state = with_values(state, self._files, some, values, {name: each[part] for name, each in given.items()})
+        self._dirty = self._dirty or count > 0
+        return state
+
+    def _values_room(self, size: int, state: IndexSnapshot) -> int:
+        return check_values_room(self._planned(state), size, self.about.dram)
+
+    def _write_changes(self, state: IndexSnapshot) -> IndexSnapshot:
+        """Write the values that wait, beside their parts."""
+        parts, written = [*state.parts], set[str]()
+        for number, part in enumerate(state.parts):
+            waiting = [name for name, every in part.changes.items() if every[-1].values is not None]
+            if not waiting:
+                continue
+            assert part.attributes is not None
+            planned = self._planned(state)
+            room = max(0, min(self.about.dram - planned, whole_bytes(part.attributes, len(part))))
+            self._footprint.shrink_pool(planned + room)
+            with self._store.begin(PAGE_BYTES) as tx:
+                generation = self._store.generation + 1
+                entry = write_changes(tx, part, state.schema, generation, self._written_rows, room)
+                self._publish(tx, self.about, durable=False)
+            written.update(name for column in waiting for name in segments_of(entry, column))
+            self._spilled |= written
+            parts[number] = self._files.widened(part, state.schema, self._files.changes(entry, len(part), state.schema))
+        return replace(state, parts=tuple(parts))
 
     def _update(
         self, state: IndexSnapshot, ids: Ids, vectors: npt.NDArray[Any] | None, attributes: Any, documents: Any,
@@ -250,7 +323,7 @@ class IndexWriter:
             for name in self._stale(self.about, []):
                 tx.drop(name)
             tx.commit()
-        self._durable, self._dirty, self._prepared = self.about, False, None
+        self._durable, self._dirty, self._prepared, self._spilled = self.about, False, None, set()
         return state
 
     def withdraw(self, state: IndexSnapshot) -> IndexSnapshot:
@@ -356,15 +429,12 @@ class IndexWriter:
         beyond = value_bytes(columns, len(vectors))
         check_values(beyond, self._work_bytes)
         sizes = AddedBytes(each, int(beyond.sum()), documents.record_bytes, documents.work_bytes, items)
-        state = self._make_room(state, names, schema, sizes)
+        state = self._make_room(state, self._room_for(names, schema, sizes))
         state = self._count_changes(state, len(vectors))
         if names.texts is None:
             next_id = max(self.about.next_id, int(names.numbers.max(initial=-1)) + 1)
             self.about = replace(self.about, next_id=next_id)
-        if schema != self.about.schema:
-            self.about = replace(self.about, schema=schema)
-            parts = tuple(self._files.widened(part, schema) for part in state.parts)
-            state = replace(state, schema=schema, parts=parts, fresh=state.fresh.widened(schema))
+        state = self._with_schema(state, schema)
         self.about = replace(self.about, documents=[*documents.names])
         state = replace(state, documents=documents.names)
         self._dirty = True
@@ -389,6 +459,13 @@ class IndexWriter:
                 state = replace(state, fresh=state.fresh.joined(more, schema))
         return state, names
 
+    def _with_schema(self, state: IndexSnapshot, schema: Schema) -> IndexSnapshot:
+        if schema == self.about.schema:
+            return state
+        self.about = replace(self.about, schema=schema)
+        parts = tuple(self._files.widened(part, schema, part.changes) for part in state.parts)
+        return replace(state, schema=schema, parts=parts, fresh=state.fresh.widened(schema))
+
     def _count_changes(self, state: IndexSnapshot, count: int) -> IndexSnapshot:
         calibration = state.calibration.changed(count)
         self.about = replace(self.about, calibration=calibration)
@@ -408,7 +485,8 @@ class IndexWriter:
         return replace(state, parts=parts, fresh=state.fresh.without(ids.numbers))
 
     def _spill(self, state: IndexSnapshot) -> IndexSnapshot:
-        """Write the fresh vectors, if there are any, as a pending part."""
+        """Write the values that wait, and the fresh vectors, if there are any, as a pending part."""
+        state = self._write_changes(state)
         if not len(state.fresh.ids):
             return state
         if first := self._is_untrained(state):
@@ -473,6 +551,11 @@ class IndexWriter:
         """Return the task to write parts anew as one, under a new name."""
         name = f"p{self.about.next_part}"
         self.about = replace(self.about, next_part=self.about.next_part + 1)
+        if not self._renewals.joining and not self._renewals.renewing:
+            self._tasked.clear()
+        self._tasked.update(
+            segment for part in parts for each in state.schema for segment in segments_of(part.entry(), each)
+        )
         return Task(
             self._store, name, parts, state.preview, state.space, state.dtype, self.about.schema,
             self._work_bytes, self._buffer_bytes,
@@ -583,7 +666,8 @@ class IndexWriter:
     ) -> tuple[list[dict[str, Any]], list[IndexPart | None]]:
         """Return the catalog's entries of parts, with the open parts; adopt the segments made beside commits.
 
-        The bitmap of rows alive is written if it changed since the last commit.
+        The bitmap of rows alive is written if it changed since the last commit; and so are the values of attributes
+        that changed in parts while these were made anew beside the commits.
         """
         entries: list[dict[str, Any]] = []
         parts: list[IndexPart | None] = []
@@ -594,8 +678,12 @@ class IndexWriter:
                 alive = part.alive if part.alive_name is None else None
             else:
                 tx.adopt(piece.staging)
-                entry = piece.entry
-                alive = piece.alive([each for each in state.parts if each.name in piece.replaced])
+                replaced = [each for each in state.parts if each.name in piece.replaced]
+                entry, alive = piece.entry, piece.alive(replaced)
+                later = write_later_changes(
+                    tx, piece, replaced, state.schema, self._store.generation + 1, self._written_rows
+                )
+                entry = entry | {"changes": later} if later else entry
             if alive is not None:
                 name = f"{piece.name}-alive{self._store.generation + 1}"
                 tx.segment(name).append(alive)
@@ -636,6 +724,9 @@ class IndexWriter:
         """
         if durable:  # a failure no longer returns to the snapshot before
             self._needed = frozenset()
+        spilled = self._spilled
+        if durable and self._prepared is None:
+            self._spilled = set()
         names = {entry["name"] for entry in about.parts}
         about = replace(about, hot=[(name, page) for name, page in about.hot if name in names])
         for name in self._stale(about):
@@ -653,6 +744,7 @@ class IndexWriter:
             tx.commit()
         except BaseException:
             self._lost = self._store.generation != generation  # it failed after the commit
+            self._spilled = spilled
             raise
         self.about = about
         if durable and prepared is None:
@@ -666,13 +758,26 @@ class IndexWriter:
         if others is None:
             others = [] if self._prepared is None else self._durable.parts
         kept = [*about.parts, *about.pending, *others]
-        needed = {entry["name"] for entry in kept} | self._needed
+        entries: dict[str, list[dict[str, Any]]] = {name: [] for name in self._needed}
+        for entry in kept:
+            entries.setdefault(entry["name"], []).append(entry)
         alive = {entry["alive"] for entry in kept}
+        working = self._renewals.joining or self._renewals.renewing
+        held = self._spilled | (self._tasked if working else set())
+
+        def is_needed(name: str, part: str, rest: str) -> bool:
+            kind, _, column = rest.partition("-")
+            if part not in entries:
+                return False
+            if column and entries[part] and (kind == "a" or (kind[:1] in ("c", "r") and kind[1:].isdigit())):
+                attribute = column.partition("-")[0]
+                return name in held or any(name in segments_of(entry, attribute) for entry in entries[part])
+            return not rest.startswith("alive") or name in alive
+
         stale = []
         for name in self._store.segments():
             part, _, rest = name.partition("-")
-            of_part = part.startswith("p") and part[1:].isdigit()
-            if of_part and (part not in needed or (rest.startswith("alive") and name not in alive)):
+            if part.startswith("p") and part[1:].isdigit() and not is_needed(name, part, rest):
                 stale.append(name)
         return stale
 
@@ -687,20 +792,24 @@ class IndexWriter:
     def _begin(self) -> Transaction:
         return self._store.begin(self._buffer_bytes)
 
-    def _make_room(self, state: IndexSnapshot, ids: Ids, schema: Schema, added: AddedBytes) -> IndexSnapshot:
-        """Return the snapshot, without its hot pages where more vectors need their DRAM.
+    def _room_for(self, ids: Ids, schema: Schema, added: AddedBytes) -> Callable[[IndexSnapshot], int]:
+        """Return the check for room for more vectors; see `check_room`."""
+        dram = self.about.dram
+
+        def check(state: IndexSnapshot) -> int:
+            fresh = state.fresh
+            waiting = (len(ids.numbers) + len(fresh.ids)) * added.each + fresh.record_bytes + fresh.value_bytes
+            waiting = min(fresh_bytes(dram), waiting + added.records + added.values)
+            held = self._planned(replace(state, schema=schema))
+            return check_room(state, held, ids, waiting, self.about.searches if schema else 0, dram, added)
+
+        return check
+
+    def _make_room(self, state: IndexSnapshot, check: Callable[[IndexSnapshot], int]) -> IndexSnapshot:
+        """Return the snapshot, without its hot pages where a change needs their DRAM, which `check` tells or refuses.
 
         The pool gives way as well, and so does a join.
         """
-        dram, fresh = self.about.dram, state.fresh
-        waiting = (len(ids.numbers) + len(fresh.ids)) * added.each + fresh.record_bytes + fresh.value_bytes
-        waiting = min(fresh_bytes(dram), waiting + added.records + added.values)
-        filters = self.about.searches if schema else 0
-
-        def check(state: IndexSnapshot) -> int:
-            held = self._planned(replace(state, schema=schema))
-            return check_room(state, held, ids, waiting, filters, dram, added)
-
         if self.beside_bytes:
             try:
                 check(state)
@@ -726,19 +835,18 @@ class IndexWriter:
         )  # fmt: skip
 
 
-def _regrouped(blocks: Iterable[npt.NDArray[Any]], most: int) -> Iterator[npt.NDArray[Any]]:
-    """Yield the entries of blocks, `most` at a time."""
-    held, count = list[npt.NDArray[Any]](), 0
-    for block in blocks:
-        for start in range(0, len(block), most):
-            some = block[start : start + most]
-            if held and count + len(some) > most:
-                yield np.concatenate(held)
-                held, count = [], 0
-            held.append(some)
-            count += len(some)
-    if held:
-        yield np.concatenate(held)
+def _places_of(selected: Sequence[Words], fresh: npt.NDArray[np.bool_], most: int) -> Iterator[Located]:
+    """Yield the places of the rows that a filter leaves, at most `most` at a time, or of a word."""
+    step = max(1, most // 64)
+    for number, words in enumerate(selected):
+        for first in range(0, len(words), step):
+            some = words[first : first + step]
+            rows = 64 * first + np.flatnonzero(unpack(some, 64 * len(some)))
+            if len(rows):
+                yield Located(positions_of(number, rows), np.full(len(rows), -1))
+    for start in range(0, len(fresh), most):
+        rows = start + np.flatnonzero(fresh[start : start + most])
+        yield Located(np.full(len(rows), -1), rows)
 
 
 def _runs(sizes: Ints, most: int) -> Iterator[slice]:

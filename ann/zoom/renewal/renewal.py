@@ -81,7 +81,9 @@ class Task:
             texts = any(part.texts is not None for part in self.parts)
             files = PartFiles(self.store, reader, BitmapCache(1), texts, PAGE_BYTES, PAGE_BYTES)
             parts = [
-                files.open(part.name, part.arrays, self.row_bytes, self.schema, part.alive, part.alive_name)
+                files.open(
+                    part.name, part.arrays, self.row_bytes, self.schema, part.alive, part.alive_name, part.entry()
+                )
                 for part in self.parts
             ]
             yield parts, reader
@@ -107,6 +109,8 @@ class Made:
         Integers ``[m]``: its row for each row of the replaced parts, all of them counted; meaningless for removed ones.
     marks
         The bitmaps of rows alive in the replaced parts when it was begun.
+    known
+        The changes of attributes in the replaced parts then, as pairs of name and generation.
     spread
         The spread of its vectors; see `memhier.ann.zoom.storage.arrays.PartArrays.spread`.
     before
@@ -120,6 +124,7 @@ class Made:
     arrays: PartArrays | None
     places: npt.NDArray[Any]
     marks: tuple[Words | None, ...]
+    known: tuple[frozenset[tuple[str, int | None]], ...]
     spread: Spread
     before: Spread | None = None
 
@@ -251,5 +256,11 @@ def _made(task: Task, staging: Staging, arrays: PartArrays, preview: Preview, ro
     for some in pieces_of(len(rows)):
         places[rows[some]] = np.arange(some.start, some.stop)
     marks = tuple(part.alive for part in task.parts)
+    known = tuple(
+        frozenset((name, each.generation) for name, every in part.changes.items() for each in every)
+        for part in task.parts
+    )
     held = None if preview.on_ssd else arrays
-    return Made(task.name, replaced, arrays.entry(task.name), staging, held, places, marks, arrays.spread(preview))
+    return Made(
+        task.name, replaced, arrays.entry(task.name), staging, held, places, marks, known, arrays.spread(preview)
+    )  # fmt: skip

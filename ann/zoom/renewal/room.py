@@ -19,7 +19,7 @@ from memhier.budget import format_bytes
 from memhier.errors import BudgetError
 from memhier.io.page_file import PAGE_BYTES
 
-__all__ = ["AddedBytes", "check_range", "check_room", "check_values"]
+__all__ = ["AddedBytes", "check_range", "check_room", "check_values", "check_values_room"]
 
 _NUMBERS_BYTES = 4  # of a code: radius, factor and error
 _BLOCK = 4096
@@ -58,6 +58,28 @@ def check_values(beyond: npt.NDArray[np.int64], most: int) -> None:
             f"{format_bytes(most)} of one row in DRAM until they are written, a thirty-second of dram= and at most "
             f"8 MiB; raise dram= at build"
         )
+
+
+def check_values_room(held: int, waiting: int, dram: int) -> int:
+    """Return the DRAM with values of attributes that wait, in bytes; refuse those that leave no room in the budget.
+
+    Parameters
+    ----------
+    held
+        The most DRAM that the index holds without them, in bytes.
+    waiting
+        Their bytes.
+    dram
+        The budget.
+    """
+    needed = held + 2 * waiting  # they are copied when others join them
+    if needed > dram:
+        raise BudgetError(
+            f"the new values of attributes need {format_bytes(needed)} ({needed} bytes) of DRAM in all, "
+            f"dram={format_bytes(dram)} was given at build. Call compact() and then again, update fewer vectors at a "
+            f"time with a commit() after each, or build the index again with more"
+        )
+    return needed
 
 
 def check_room(

@@ -43,9 +43,10 @@ __all__ = [
 
 KIND = "zoom-index"
 AUDIT_KEY = "audit"  # of the record of the audit
-VERSION = 9
-# Versions read beside it: 8 has a router of faiss and no codes on SSD, 7 no lists as attributes, 6 no documents either.
-_READ = (6, 7, 8)
+VERSION = 10
+# Versions read beside it: 9 has no changes of attributes, 8 no codes on SSD and a router of faiss, 7 no lists as
+# attributes, 6 no documents either.
+_READ = (6, 7, 8, 9)
 
 
 _NAME = text(r"[A-Za-z0-9_-]{1,100}")
@@ -56,8 +57,12 @@ _EFFORT = row(
 )  # fmt: skip
 _STEP = row(real(0, 1), _EFFORT, real(0))
 _BY_K = text(r"[1-9][0-9]{0,9}")
+_CHANGES = sequence(row(integer(1), optional(integer(1, 2**40))), 1)
 _PARTS = sequence(
-    record({"name": _PART, "rows": integer(0, 2**40), "ids": one_of("<u4", "<i8"), "alive": optional(_NAME)})
+    record(
+        {"name": _PART, "rows": integer(0, 2**40), "ids": one_of("<u4", "<i8"), "alive": optional(_NAME)},
+        {"changes": mapping(_CHANGES, text(r"[A-Za-z_][A-Za-z0-9_]{0,63}"))},
+    )
 )
 COMMON_FIELDS = {
     "version": integer(),

@@ -85,6 +85,14 @@ class Fresh:
         made[:] = records
         return replace(self, records=made, record_bytes=_sum_of(made))
 
+    def changed(self, name: str, rows: Ints, values: npt.NDArray[np.object_]) -> "Fresh":
+        """Return the same with other values of an attribute in some rows."""
+        column = self.attributes[name].copy()
+        before = value_bytes({name: column[rows]}, len(rows))
+        column[rows] = values
+        more = int((value_bytes({name: values}, len(rows)) - before).sum())
+        return replace(self, attributes=self.attributes | {name: column}, value_bytes=self.value_bytes + more)
+
     def widened(self, names: Collection[str]) -> "Fresh":
         """Return the same with the attributes of these names, null where they were unknown."""
         empty = np.full(len(self), None, object)

@@ -20,6 +20,8 @@ from memhier.ann.zoom.preview.preview import Preview
 from memhier.ann.zoom.preview.scan_arguments import positions_of, split_positions
 from memhier.ann.zoom.preview.stored_scan import Parts
 from memhier.ann.zoom.storage.arrays import PartArrays
+from memhier.ann.zoom.storage.changed_attributes import ChangedAttributes
+from memhier.ann.zoom.storage.changes import Changes, column_name, open_changes
 from memhier.ann.zoom.storage.fullview import stored_bytes
 from memhier.ann.zoom.storage.rows import RowPart, open_fields
 from memhier.ann.zoom.storage.stored_arrays import StoredArrays, close_file
@@ -77,6 +79,8 @@ class IndexPart:
         The strings that the ids are hashes of; None where ids are integers.
     records
         The documents of the rows; None where no row has any.
+    changes
+        Values of attributes since the part was written.
     alive_count
         Rows that were not removed.
     per_page
@@ -89,10 +93,11 @@ class IndexPart:
     row_bytes: int
     alive: Words | None = None
     alive_name: str | None = None
-    attributes: Attributes | None = None
+    attributes: Attributes | ChangedAttributes | None = None
     lease: object = None
     texts: StoredTexts | None = None
     records: StoredRecords | None = None
+    changes: Changes = field(default_factory=dict)
     alive_count: int = field(init=False)
     per_page: int | None = field(init=False)
 
@@ -108,6 +113,7 @@ class IndexPart:
         """DRAM held, in bytes."""
         more = (self.attributes, self.texts, self.records)
         held = self.arrays.memory_bytes + (0 if self.alive is None else self.alive.nbytes)
+        held += sum(change.memory_bytes for every in self.changes.values() for change in every)
         return held + sum(each.memory_bytes for each in more if each is not None)
 
     def offsets(self, rows: Ints) -> Ints:
@@ -213,7 +219,12 @@ class IndexPart:
 
     def entry(self) -> dict[str, Any]:
         """Return its entry in the catalog."""
-        return self.arrays.entry(self.name) | {"alive": self.alive_name}
+        entry = self.arrays.entry(self.name) | {"alive": self.alive_name}
+        written = {}
+        for name, every in self.changes.items():
+            if some := [each.entry() for each in every if each.values is None]:
+                written[name] = some
+        return entry | {"changes": written} if written else entry
 
 
 def without(alive: Words | None, count: int, rows: Ints) -> Words:
@@ -278,8 +289,9 @@ class PartFiles:
         schema: Schema,
         alive: Words | None = None,
         alive_name: str | None = None,
+        entry: dict[str, Any] | None = None,
     ) -> IndexPart:
-        """Return a committed part whose arrays are known."""
+        """Return a committed part whose arrays are known; its changes are those that `entry` of the catalog names."""
         lease = _Lease()
         if isinstance(arrays, PartArrays) and f"{name}-lists" in self._store.segments():
             lists, code_bytes = len(arrays.starts) - 1, arrays.codes.shape[1]
@@ -291,18 +303,39 @@ class PartFiles:
         texts, records = open_fields(self._store, name, len(arrays), self._reader, texts=self._texts)
         self._when_gone(lease, [each.file for each in (texts, records) if each is not None])
         part = IndexPart(name, arrays, file, row_bytes, alive, alive_name, None, lease, texts, records)
-        return self.widened(part, schema)
+        return self.widened(part, schema, {} if entry is None else self.changes(entry, len(part), schema))
 
-    def widened(self, part: IndexPart, schema: Schema) -> IndexPart:
-        """Return the part with the attributes of another schema, null in all rows where the part does not have them."""
+    def changes(self, entry: dict[str, Any], count: int, schema: Schema) -> Changes:
+        """Return the changes of a part that its entry in the catalog names."""
+        found = open_changes(self._store, entry, count, schema, self._reader)
+        for change in (change for every in found.values() for change in every):
+            if isinstance(change.column, StoredAny):
+                self._when_gone(change, [change.column])
+        return found
+
+    def widened(self, part: IndexPart, schema: Schema, changes: Changes) -> IndexPart:
+        """Return the part with other changes, and a schema that may have more attributes, null in all its rows."""
         if not schema:
             return part
+        whole = {name: every[0].generation for name, every in changes.items() if every and every[0].rows is None}
+        segments = {name: column_name(part.name, name, number) for name, number in whole.items() if number is not None}
         attributes = Attributes(
-            self._store, f"{part.name}-a-", schema, len(part), self._reader, self._cache, self._work_bytes
+            self._store, f"{part.name}-a-", schema, len(part), self._reader, self._cache, self._work_bytes, segments
         )
         columns = [attributes.column(name) for name in schema]
         self._when_gone(attributes, [column for column in columns if isinstance(column, StoredAny)])
-        return replace(part, attributes=attributes)
+        return self.changed(replace(part, attributes=attributes), schema, changes)
+
+    def changed(self, part: IndexPart, schema: Schema, changes: Changes) -> IndexPart:
+        """Return the part with other changes, none of them new and of all rows."""
+        written = part.attributes
+        written = written.written if isinstance(written, ChangedAttributes) else written
+        some = {name: tuple(each for each in every if each.rows is not None) for name, every in changes.items()}
+        some = {name: every for name, every in some.items() if every}
+        if not some or written is None:
+            return replace(part, attributes=written, changes=changes)
+        attributes = ChangedAttributes(written, schema, some, self._reader, self._cache, self._work_bytes)
+        return replace(part, attributes=attributes, changes=changes)
 
     def load(
         self,
@@ -322,7 +355,7 @@ class PartFiles:
         rows = stored_segment(self._store, f"{name}-rows")
         if rows.length != stored_bytes(count, row_bytes):
             raise CorruptionError(f"{rows.path}: {rows.payload} bytes do not hold {count} rows of {row_bytes}")
-        return self.open(name, arrays, row_bytes, schema, alive, alive_name)
+        return self.open(name, arrays, row_bytes, schema, alive, alive_name, entry)
 
     def _arrays(self, entry: dict[str, Any], preview: Preview) -> PartArrays | StoredArrays:
         if not preview.on_ssd:

@@ -10,6 +10,7 @@ from memhier.ann.zoom.filters.attributes import Attributes, Schema
 from memhier.ann.zoom.filters.bitmaps import Words
 from memhier.ann.zoom.ids.stored_texts import StoredTexts
 from memhier.ann.zoom.payload.stored import StoredRecords
+from memhier.ann.zoom.storage.changed_attributes import ChangedAttributes
 from memhier.ann.zoom.storage.fresh import Fresh
 from memhier.io.reader import Reader
 from memhier.store.store import Store
@@ -39,7 +40,7 @@ class RowPart(Protocol):
         """A bit for each row that was not removed; None while all are there."""
 
     @property
-    def attributes(self) -> Attributes | None:
+    def attributes(self) -> Attributes | ChangedAttributes | None:
         """Their attributes; None where the index has none."""
 
     @property
