@@ -234,6 +234,7 @@ class Attributes:
         reader: Reader,
         cache: BitmapCache | None = None,
         work_bytes: int = WORKSPACE_BYTES,
+        *,
         segments: Mapping[str, str] | None = None,
     ) -> None:
         self._schema = dict(schema)

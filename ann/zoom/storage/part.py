@@ -320,7 +320,14 @@ class PartFiles:
         whole = {name: every[0].generation for name, every in changes.items() if every and every[0].rows is None}
         segments = {name: column_name(part.name, name, number) for name, number in whole.items() if number is not None}
         attributes = Attributes(
-            self._store, f"{part.name}-a-", schema, len(part), self._reader, self._cache, self._work_bytes, segments
+            self._store,
+            f"{part.name}-a-",
+            schema,
+            len(part),
+            self._reader,
+            self._cache,
+            self._work_bytes,
+            segments=segments,
         )
         columns = [attributes.column(name) for name in schema]
         self._when_gone(attributes, [column for column in columns if isinstance(column, StoredAny)])
