@@ -14,7 +14,7 @@ _DEPTH_SHARE, _DEPTH_LEAST, _DEPTH = 2**18, 4, 128
 _STAGED_SHARE, _STAGED = 128, 2**18
 _AHEAD_SHARE = 16
 _TOGETHER = 32 * 2**20
-# A reader's plan and rings, and what each read in flight adds; the boundary of steps and the thread read at a time.
+# A reader's plan and rings, and the bytes of each read in flight; the boundary of steps and the thread read at a time.
 _CONTEXTS, _CONTEXT_BYTES, _FLIGHT_BYTES = 2, 66 * 2**10, 6600
 _CATALOG_BYTES = 2**16  # and rows of the index, as a checkpoint packs them
 

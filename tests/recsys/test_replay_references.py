@@ -199,7 +199,7 @@ def mammoth(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
 
 
 def trainer(model: Any, buffer: Any, net: nn.Module, **more: Any) -> Any:
-    """Return what a model of Mammoth's calls `self`: `observe` takes a step with it."""
+    """Return the `self` of a model of Mammoth's: `observe` takes a step with it."""
     named = {"optim_wd": 0, "opt_wd": 0, "use_original_icarl_transform": 0, "alpha": ALPHA, "beta": BETA}
     args = SimpleNamespace(buffer_size=36, minibatch_size=12, **named)
     self = SimpleNamespace(

@@ -1,4 +1,4 @@
-"""Pages that the drive cannot read: what they hold is left out and named once, as it is where a checksum is wrong."""
+"""Pages that the drive cannot read: their samples are left out and named once, as it is where a checksum is wrong."""
 
 import errno
 from collections.abc import Iterator

@@ -140,7 +140,7 @@ def _first_to_join(changes: Sequence[Change]) -> int:
 def write_later_changes(
     tx: Transaction, made: Made, parts: Sequence[IndexPart], schema: Schema, generation: int, block_rows: int
 ) -> Entries:
-    """Write what has changed in `parts` since `made` was begun, which replaces them; return the entries of `made`."""
+    """Write the changes in `parts` since `made` was begun, which replaces them; return the entries of `made`."""
     found: Entries = {}
     firsts = np.cumsum([0, *map(len, parts)])
     attributes = [part.attributes for part in parts if part.attributes is not None]

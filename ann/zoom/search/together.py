@@ -82,7 +82,7 @@ def selections(snapshot: IndexSnapshot, groups: Sequence[QueryGroup]) -> Iterato
 
 
 def find_together(every: Sequence[Planned]) -> list[Found]:
-    """Return what searches of one snapshot find, with equal `k` and limits."""
+    """Return the results of searches of one snapshot, with equal `k` and limits."""
     found, states = dict[int, Found](), dict[int, Any]()
     together: dict[int, list[int]] = {}  # by the candidates of the first round of reads
     for number, each in enumerate(every):

@@ -71,7 +71,7 @@ class _Over(torch.autograd.Function):
         whole = ctx.crossing.link.empty(len(flat))
         arrival = ctx.crossing.arrival = Arrival(ctx.crossing.link.fetch(flat, whole))
         if torch.is_anomaly_enabled():
-            arrival.wait()  # it looks for NaN in what this returns
+            arrival.wait()  # it looks for NaN in the gradients
         parts = iter(_parts(whole, [gradient.shape for gradient in there]))
         return None, *(None if gradient is None else next(parts) for gradient in gradients)
 

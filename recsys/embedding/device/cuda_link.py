@@ -25,7 +25,7 @@ class CudaLink:
         return torch.empty(count, dtype=dtype, pin_memory=True)
 
     def send(self, values: Tensor) -> Tensor:
-        """Return values of :meth:`empty` on the device; only what the current stream does next waits for them."""
+        """Return values of :meth:`empty` on the device; only the next work of the current stream waits for them."""
         now = torch.cuda.current_stream(self.device)
         with torch.cuda.stream(self._out):
             there = values.to(self.device, non_blocking=True)
