@@ -30,3 +30,6 @@ python_use_unqualified_type_names = True
 
 html_theme = "furo"
 html_title = "memhier"
+
+# The name of an attribute in a table of attributes is no link where several classes have one of that name.
+suppress_warnings = ["ref.python"]
