@@ -126,6 +126,8 @@ def test_unfit_steps_say_so(tmp_path: Path) -> None:
             trace_ids(bag, ids, lambda batch: bag(batch[:, :2]))
         with pytest.raises(ValueError, match="equals 2 parts"):
             trace_ids(bag, (ids, ids.clone()), lambda batch: bag(ids.clone()))
+        with pytest.raises(ValueError, match="equals 2 parts"):
+            trace_ids(bag, {"seen": ids, "bought": [ids]}, lambda batch: bag(batch["bought"][0]))
         with pytest.raises(ValueError, match="no look-up of"):
             trace_ids(bag, ids, lambda batch: None)
         with pytest.raises(ValueError, match="has no tables"):

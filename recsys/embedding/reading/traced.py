@@ -126,8 +126,8 @@ def _place(parts: list[tuple[list[Get], Any]], value: Any, asked: str) -> Get:
     same = [steps for steps, part in parts if part is value]
     if not same and isinstance(value, Tensor):
         same = [steps for steps, part in parts if isinstance(part, Tensor) and _equal(part, value)]
-        if len(same) > 1:
-            raise ValueError(f"{asked}: equals {len(same)} parts of the batch; write `ids` yourself")
+    if len(same) > 1:
+        raise ValueError(f"{asked}: equals {len(same)} parts of the batch; write `ids` yourself")
     if same:
         return lambda batch: reduce(lambda whole, get: get(whole), same[0], batch)
     if isinstance(value, Mapping):
