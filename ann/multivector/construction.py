@@ -11,7 +11,7 @@ from memhier.ann.multivector.storage.layout import ItemLayout
 from memhier.ann.multivector.storage.part import ItemArrays
 from memhier.ann.zoom.pauses import pause
 from memhier.ann.zoom.preview.clusters import training_rows
-from memhier.store.store import Transaction
+from memhier.store.store import Staging, Transaction
 
 __all__ = ["stored_bytes", "trained_book", "write_items"]
 
@@ -37,7 +37,9 @@ def trained_book(source: ItemSource, layout: ItemLayout, seed: int) -> TokenBook
     return TokenBook.train(sample, layout.lists, layout.code_bytes, seed, rotate=layout.rotate)
 
 
-def write_items(tx: Transaction, name: str, source: ItemSource, ids: Ints, book: TokenBook, seed: int) -> ItemArrays:
+def write_items(
+    tx: Transaction | Staging, name: str, source: ItemSource, ids: Ints, book: TokenBook, seed: int
+) -> ItemArrays:
     """Write items as the part `name`, attributes apart, and return its arrays."""
     coder, coded = TokenCoder(book, seed), list[Coded]()
     tokens = tx.segment(f"{name}-tokens")

@@ -32,6 +32,7 @@ from memhier.ann.zoom.arguments import SearchOptions, check_either, check_fields
 from memhier.ann.zoom.audit.audit import Auditor, audit_bytes
 from memhier.ann.zoom.audit.record import AuditRecord
 from memhier.ann.zoom.filters.bitmaps import BitmapCache
+from memhier.ann.zoom.renewal.beside import warn_of
 from memhier.ann.zoom.search.fields import fields_of_ids
 from memhier.ann.zoom.search.grouped import query_groups
 from memhier.ann.zoom.storage.catalog import AUDIT_KEY
@@ -591,17 +592,29 @@ class MultiVectorIndex(Closing):
         Parameters
         ----------
         compact
-            Whether to :meth:`compact` as well. With None it does so once additions and removals since lists and codes
-            were made exceed three tenths of the items of that time.
+            Whether to :meth:`compact` as well. With None, a thread makes lists, codes and calibration anew beside the
+            calls that follow, once additions and removals since these were made exceed three tenths of the items of
+            that time.
+
+        Warns
+        -----
+        UserWarning
+            When the thread failed since the last commit, with its error. This commit succeeds all the same.
 
         Notes
         -----
         A commit writes the items added since the last one. It joins the last parts that are small beside those after
         them, so an item is written again some log(n) times. The join holds both copies of their codes for a while.
+
+        A later commit takes over the index made anew. A commit that follows close on another waits for the thread as
+        long as the thread waited for it. ``stats()["renewal"]`` and the end of the thread are as
+        :meth:`ZoomIndex.commit <memhier.ann.ZoomIndex.commit>` has them. The thread takes the DRAM of a build of the
+        items on top of the budget.
         """
         writer = self._check_writable()
         with writer.lock:
             self._searcher.state = writer.commit(self._searcher.state, compact)
+        warn_of(writer.failures())
 
     def compact(self) -> None:
         """Commit, and make lists, codes and calibration anew from all items; it takes the time and DRAM of a build."""
@@ -699,7 +712,8 @@ class MultiVectorIndex(Closing):
 
         ``memory_bytes`` is the DRAM held now; ``planned_bytes`` is the most that it becomes while ``searches`` run at a
         time and items are removed. ``vector_bytes`` are the bytes of all vectors that a search can find. ``audit`` is
-        None without an audit, otherwise as :meth:`ZoomIndex.stats <memhier.ann.ZoomIndex.stats>` has it.
+        None without an audit, otherwise as :meth:`ZoomIndex.stats <memhier.ann.ZoomIndex.stats>` has it, and so is
+        ``renewal``.
         """
         state, about = self._searcher.state, self._about
         alive = [part.tokens_alive for part in state.parts]
@@ -720,6 +734,7 @@ class MultiVectorIndex(Closing):
             "file_bytes": sum(segment.length for segment in self._store.segments().values()),
             "calibrated": state.calibration.known,
             "audit": None if self._audit is None else self._audit.stats(),
+            "renewal": "none" if self._writer is None else self._writer.renewal(state),
             **self._reader.stats(),
         }
 
@@ -734,9 +749,11 @@ class MultiVectorIndex(Closing):
         """Release files and memory; further calls raise :class:`ClosedError`. May be called twice."""
         audited = self._audit is not None and self._audit.end()  # before the lock, which it may wait for
         with self._lock:
-            if self._writer is not None and audited and not self._closed:
-                with suppress(Exception):  # files and memory are released all the same
-                    self._writer.keep_record()
+            if self._writer is not None:
+                if audited and not self._closed:
+                    with suppress(Exception):  # files and memory are released all the same
+                        self._writer.keep_record()
+                self._writer.close()
             self._closed = True
             self._reader.close()
             self._store.close()

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import Any, TypeAlias
 
@@ -15,9 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from memhier.ann.multivector.coding.book import Coded
-from memhier.ann.multivector.coding.calibration import Calibration, learn
+from memhier.ann.multivector.coding.calibration import Calibration
 from memhier.ann.multivector.construction import stored_bytes, trained_book, write_items
 from memhier.ann.multivector.items import GivenItems, ItemSource, spans
+from memhier.ann.multivector.renewal import ItemTask, RenewedItems, RenewedPart, follow_items, renew_items
 from memhier.ann.multivector.search import Allowed
 from memhier.ann.multivector.storage.catalog import ItemDescription
 from memhier.ann.multivector.storage.footprint import ItemFootprint
@@ -30,6 +32,7 @@ from memhier.ann.zoom.filters.given import as_columns, as_objects
 from memhier.ann.zoom.ids.stored_texts import write_texts
 from memhier.ann.zoom.payload.stored import write_records
 from memhier.ann.zoom.preview.scan_arguments import split_positions
+from memhier.ann.zoom.renewal.beside import Renewals
 from memhier.ann.zoom.renewal.documents import ChangedDocuments
 from memhier.ann.zoom.renewal.kept import Kept, values_kept
 from memhier.ann.zoom.renewal.merge import write_carried
@@ -49,6 +52,8 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 _FIRST_TRAINED = 256  # items, from which on an index that was built without any is made anew
 _CHANGED = 0.3  # times the items that lists and codes were made for, before they are made anew
 _DEAD = 0.5  # of a part's items, before it is written anew
+_FEW_TOKENS, _TOKENS_TIMES = 16384, 2  # that a commit codes anew, or as many times those that waited
+_ROUNDS = 4  # of coding newer parts beside the commits, before a commit takes ever more of them
 
 
 class ItemWriter:
@@ -77,6 +82,7 @@ class ItemWriter:
         self._work_bytes = fresh_bytes(about.dram)
         self._durable = about.parts  # as of the last commit
         self._dirty = False
+        self._renewals: Renewals[RenewedPart, RenewedItems] = Renewals("items")
         self._lost = False
         self.record: Callable[[], bytes] | None = None  # of the audit
         if about.pending:
@@ -131,18 +137,39 @@ class ItemWriter:
             return replace(state, parts=tuple(parts), waiting=waiting), count
 
     def commit(self, state: ItemSnapshot, compact: bool | None) -> ItemSnapshot:
-        """Make a snapshot durable, and join small parts.
+        """Make a snapshot durable, join small parts, and take over an index made anew beside the commits.
 
-        With `compact`, make lists, codes and calibration anew from all items; with None, where much has changed.
+        With `compact`, make lists, codes and calibration anew from all items. With None, and where much has changed,
+        begin to do so beside the commits that follow.
         """
         with self._all_or_nothing():
+            before = state.waiting.starts[-1]
             state = self._spill(state)
-            if state.parts and (compact or (compact is None and self._outgrown(state))):
+            if compact:
                 return self._made_anew(state)
-            return self._joined(state) if self._dirty else state
+            following = self._commit_made(state, max(_FEW_TOKENS, _TOKENS_TIMES * int(before)))
+        try:
+            self._begin_beside(following, compact)
+        except (MemoryError, OSError, RuntimeError, ClosedError) as error:  # the commit is made all the same
+            self._renewals.failed(error, self.about.changes)
+        self._renewals.give_way()
+        return following
+
+    def close(self) -> None:
+        """End the work beside the commits, after the step that is under way."""
+        self._renewals.stop()
+
+    def failures(self) -> list[BaseException]:
+        """Return the failures of work beside the commits since the last call."""
+        return self._renewals.failures()
+
+    def renewal(self, state: ItemSnapshot) -> str:
+        """Return the state of the renewal; see `ZoomIndex.stats`."""
+        return self._renewals.stats(due=self._is_due(state))
 
     def keep_tuning(self, calibration: Calibration) -> None:
         """Make a calibration durable; changes that no commit has made so stay as they are."""
+        self._renewals.stop()  # it would undo the tuning
         with self._all_or_nothing():
             about = replace(self.about, calibration=calibration)
             with self._store.begin() as tx:
@@ -166,7 +193,8 @@ class ItemWriter:
             raise ClosedError(f"{self._store.path}: a commit was made, but not read back; open the index again")
         about, dirty = self.about, self._dirty
         try:
-            yield
+            with self._renewals.caller.working():
+                yield
         except BaseException:
             # The numbers of parts stay used, and written parts pending: the next commit drops them.
             self.about = replace(about, next_part=self.about.next_part, pending=self.about.pending)
@@ -253,10 +281,45 @@ class ItemWriter:
         none = WaitingItems.none(about.dimension, about.token_dtype, about.id_kind)
         return replace(state, parts=(*state.parts, part), waiting=none)
 
+    def _commit_made(self, state: ItemSnapshot, few: int) -> ItemSnapshot:
+        """Make a snapshot durable; take over the index made anew where that leaves few tokens to code now."""
+        self._renewals.collect(self.about.changes)
+        renewed = self._renewals.renewed
+        if renewed is not None:
+            rest = sum(part.tokens_alive for part in _newer(state, renewed))
+            if rest <= few << min(max(0, renewed.rounds - _ROUNDS), 40):  # so that it ends, however much is added
+                self._renewals.take_renewed()
+                return self._switch(state, renewed)
+        return self._joined(state) if self._dirty else state
+
+    def _begin_beside(self, state: ItemSnapshot, compact: bool | None) -> None:
+        """Start the thread that is due, now that all of a snapshot is durable."""
+        renewals, changes = self._renewals, self.about.changes
+        if (renewed := renewals.renewed) is not None:
+            task = self._task(state, _newer(state, renewed))
+            renewals.make_up(task.parts, partial(follow_items, task))
+        elif compact is None and not renewals.renewing and self._is_due(state) and renewals.may_start(changes):
+            task = self._task(state, _there(state.parts))
+            renewals.start_renewal(task.parts, partial(renew_items, task, self._layout_anew(state, task), changes))
+
+    def _task(self, state: ItemSnapshot, parts: tuple[ItemPart, ...]) -> ItemTask:
+        """Return the task to write parts anew as one, under a new name."""
+        name = f"p{self.about.next_part}"
+        self.about = replace(self.about, next_part=self.about.next_part + 1)
+        texts, seed = state.id_kind == "str", self.about.seed
+        return ItemTask(self._store, name, parts, state.schema, texts, seed, self._work_bytes)
+
+    def _layout_anew(self, state: ItemSnapshot, task: ItemTask) -> ItemLayout:
+        return self._footprint.layout_anew(state, StoredItems(task.parts, self._reader).lengths)
+
     def _joined(self, state: ItemSnapshot) -> ItemSnapshot:
-        """Make a snapshot durable: its last parts, as many as are small beside those that follow, become one."""
-        parts = [part for part in state.parts if part.count]
-        first = _first_to_join(parts)
+        """Make a snapshot durable: its last parts, as many as are small beside those that follow, become one.
+
+        Parts that are being made anew stay as they are, also without items.
+        """
+        claimed = self._renewals.claimed(state.parts)
+        parts = (*state.parts[:claimed], *_there(state.parts[claimed:]))
+        first = claimed + _first_to_join(parts[claimed:])
         kept, joined, name = parts[:first], parts[first:], f"p{self.about.next_part}"
         with self._store.begin() as tx:
             written = [self._with_alive(tx, part) for part in kept]
@@ -282,35 +345,51 @@ class ItemWriter:
             coded.append(part.arrays.coded.take(alive))
         arrays = ItemArrays.of(source.lengths, source.ids, Coded.joined(coded), state.book.lists)
         arrays.write(tx, name)
-        self._write_fields(tx, name, parts, state)
+        write_carried(tx, name, parts, state.schema, source.order, self._work_bytes)
         return arrays
-
-    def _write_fields(self, tx: Transaction, name: str, parts: Sequence[ItemPart], state: ItemSnapshot) -> None:
-        order = StoredItems(parts, self._reader).order
-        write_carried(tx, name, parts, state.schema, order, self._work_bytes)
 
     def _made_anew(self, state: ItemSnapshot) -> ItemSnapshot:
         """Make lists, codes and calibration anew from all items, and all of them durable."""
-        about, parts = self.about, [part for part in state.parts if part.count]
+        self._renewals.stop()
+        parts = _there(state.parts)
         if not parts:
             return self._joined(state)
-        source, name = StoredItems(parts, self._reader), f"p{about.next_part}"
-        layout = self._footprint.layout_anew(state, source.lengths)
-        with self._store.begin() as tx:
-            book = trained_book(source, layout, about.seed)
-            book.write(tx)
-            arrays = write_items(tx, name, source, source.ids, book, about.seed)
-            self._write_fields(tx, name, parts, state)
-            learnt = learn(book, arrays, source, about.seed)
-            about = replace(
-                about, scale=book.scale, lists=book.lists, code_bytes=book.book.code_bytes, calibration=learnt,
-                trained_on=len(arrays), changes=0, next_part=about.next_part + 1,
-                parts=[ItemPart.entry_of(name, arrays)],
-            )  # fmt: skip
-            self._commit(tx, about)
-        part = self._opener.open(name, arrays, state.schema, learnt.foreign)
+        task = self._task(state, parts)
+        return self._switch(state, renew_items(task, self._layout_anew(state, task), self.about.changes))
+
+    def _switch(self, state: ItemSnapshot, renewed: RenewedItems) -> ItemSnapshot:
+        """Make a snapshot durable in its renewed form, and code newer parts for it."""
+        book, learnt, rest = renewed.book, renewed.calibration, _newer(state, renewed)
+        entries, known = list[dict[str, Any]](), list[ItemArrays]()
+        try:
+            with self._store.begin() as tx:
+                tx.adopt(renewed.staging)
+                for made in renewed.parts:
+                    tx.adopt(made.staging)
+                    entry = ItemPart.entry_of(made.name, made.arrays)
+                    if (alive := made.alive(state.parts)) is not None:
+                        entry["alive"] = f"{made.name}-alive{self._store.generation + 1}"
+                        tx.segment(entry["alive"]).append(alive.astype("<u8").view(np.uint8))
+                    entries.append(entry)
+                    known.append(made.arrays)
+                if rest:
+                    task = self._task(state, rest)
+                    known.append(task.write(tx, StoredItems(rest, self._reader), book))
+                    entries.append(ItemPart.entry_of(task.name, known[-1]))
+                about = replace(
+                    self.about, scale=book.scale, lists=book.lists, code_bytes=book.book.code_bytes, calibration=learnt,
+                    trained_on=len(renewed.parts[0].order), changes=self.about.changes - renewed.changes, parts=entries,
+                )  # fmt: skip
+                self._commit(tx, about)
+        except BaseException:
+            renewed.drop()
+            raise
+        parts = tuple(
+            self._opener.open(entry["name"], arrays, state.schema, learnt.foreign, entry["alive"])
+            for entry, arrays in zip(entries, known, strict=True)
+        )
         self._lost = False
-        return replace(state, book=book, parts=(part,), calibration=learnt)
+        return replace(state, book=book, parts=parts, calibration=learnt)
 
     def _with_alive(self, tx: Transaction, part: ItemPart) -> ItemPart:
         """Return a part whose marks of removed items are on SSD."""
@@ -341,10 +420,11 @@ class ItemWriter:
         if self.record is not None:
             tx.put(AUDIT_KEY, self.record())
 
-    def _outgrown(self, state: ItemSnapshot) -> bool:
+    def _is_due(self, state: ItemSnapshot) -> bool:
+        """Whether so much has changed that the index is worth making anew."""
         if not self.about.trained_on:
             return state.count >= _FIRST_TRAINED
-        return self.about.changes > _CHANGED * self.about.trained_on
+        return state.count > 0 and self.about.changes > _CHANGED * self.about.trained_on
 
     def _count(self, count: int) -> None:
         self.about = replace(self.about, changes=self.about.changes + count)
@@ -364,6 +444,16 @@ class ItemWriter:
             raise ValueError(
                 f"ids has {counted(len(ids), 'entry')} for {counted(count, 'item')}: expected one for each"
             )
+
+
+def _there(parts: Sequence[ItemPart]) -> tuple[ItemPart, ...]:
+    """Return the parts that have items."""
+    return tuple(part for part in parts if part.count)
+
+
+def _newer(state: ItemSnapshot, renewed: RenewedItems) -> tuple[ItemPart, ...]:
+    """Return the parts, with items, that are newer than an index made anew."""
+    return tuple(part for part in _there(state.parts) if part.name not in renewed.replaced)
 
 
 def _first_to_join(parts: Sequence[ItemPart]) -> int:

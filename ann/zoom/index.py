@@ -35,6 +35,7 @@ from memhier.ann.zoom.filters.stored_lists import ITEMS
 from memhier.ann.zoom.ids.collection import collected
 from memhier.ann.zoom.preview.preview import CODINGS, Coding
 from memhier.ann.zoom.preview.space import METRICS, Metric
+from memhier.ann.zoom.renewal.beside import warn_of
 from memhier.ann.zoom.renewal.life import IndexWriter
 from memhier.ann.zoom.renewal.tune import tune_snapshot
 from memhier.ann.zoom.search.explanation import Explanation
@@ -56,7 +57,6 @@ from memhier.ann.zoom.storage.prepared import PREPARED, Decision, check_decision
 from memhier.ann.zoom.storage.snapshot import Footprint, IndexSnapshot
 from memhier.arguments import check_here, check_int, check_number, counted
 from memhier.budget import parse_bytes
-from memhier.callers import user_stacklevel
 from memhier.closing import Closing
 from memhier.errors import ClosedError, FormatError
 from memhier.io.page_file import PAGE_BYTES
@@ -862,12 +862,7 @@ class ZoomIndex(Closing):
         """
         writer = self._check_writable()
         self._commit(writer, compact)
-        for failure in writer.failures():
-            warnings.warn(
-                f"the index could not be made anew, or its parts joined, beside its commits: {failure!r}. This commit "
-                f"is durable all the same; the work starts again once more has changed, and compact() does it at once",
-                stacklevel=user_stacklevel(),
-            )
+        warn_of(writer.failures())
 
     @shielded
     def _commit(self, writer: IndexWriter, compact: bool | None) -> None:

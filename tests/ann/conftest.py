@@ -2,6 +2,7 @@
 
 import threading
 import time
+from contextlib import contextmanager
 
 import pytest
 
@@ -23,7 +24,7 @@ def small_sizes(monkeypatch):
     monkeypatch.setattr(merge, "_CHUNK_BYTES", 4000)
 
 
-BESIDE = ("zoom-join", "zoom-renew")  # threads of the work beside the commits
+BESIDE = ("zoom-join", "zoom-renew", "items-renew")  # threads of the work beside the commits
 
 
 class SwitchedFiles:
@@ -62,6 +63,29 @@ def renewed():
                 index.commit()
 
     return wait
+
+
+@pytest.fixture
+def held(monkeypatch):
+    """Return what lets a function of a module wait within its block; it gives the calls that wait, or waited."""
+
+    @contextmanager
+    def hold(module, name):
+        work, go, begun = getattr(module, name), threading.Event(), []
+
+        def waits(*arguments):
+            begun.append(1)
+            assert go.wait(600)
+            return work(*arguments)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, waits)
+            try:
+                yield begun
+            finally:
+                go.set()
+
+    return hold
 
 
 @pytest.fixture

@@ -74,7 +74,7 @@ def begun(path, count=60):
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(3))
-def test_random_changes_agree_with_a_model(tmp_path, small_sizes, seed):
+def test_random_changes_agree_with_a_model(tmp_path, small_sizes, renewed, seed):
     rng = random.Random(seed)
     index, model = begun(tmp_path / "index")
     committed = dict(model)
@@ -90,6 +90,7 @@ def test_random_changes_agree_with_a_model(tmp_path, small_sizes, seed):
             index, model = MultiVectorIndex.open(tmp_path / "index", writable=True), dict(committed)
         assert_holds(index, model)
     index.commit()
+    renewed(index)
     assert index.check() == []
     index.close()
     with MultiVectorIndex.open(tmp_path / "index", verify="open") as reader:
@@ -98,7 +99,7 @@ def test_random_changes_agree_with_a_model(tmp_path, small_sizes, seed):
 
 
 @pytest.mark.parametrize("empty", [np.empty((0, 6), np.float32), np.empty((0, 3, 6), np.float32)])
-def test_an_index_begins_empty_and_becomes_empty(tmp_path, empty):
+def test_an_index_begins_empty_and_becomes_empty(tmp_path, empty, renewed):
     lengths = [] if empty.ndim == 2 else None
     with MultiVectorIndex.build(tmp_path / "index", empty, lengths=lengths, dram="6MiB", grow_to=400) as index:
         assert len(index) == 0
@@ -108,6 +109,7 @@ def test_an_index_begins_empty_and_becomes_empty(tmp_path, empty):
         index.add(child.items_of(model), attributes={"third": [name % 3 for name in model]})
         assert_holds(index, model)
         index.commit()
+        renewed(index)
         assert index.stats()["calibrated"]
         assert_holds(index, model)
         index.remove(list(model))

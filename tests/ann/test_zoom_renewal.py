@@ -4,7 +4,6 @@ import gc
 import os
 import threading
 import time
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -39,29 +38,6 @@ def holds(index, rows):
 
 def threads():
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("zoom-")]
-
-
-@pytest.fixture
-def held(monkeypatch):
-    """Return what lets no work beside commits begin within its block; it returns how much of it waits."""
-
-    @contextmanager
-    def hold(name):
-        work, go, begun = getattr(beside, name), threading.Event(), []
-
-        def waits(*arguments):
-            begun.append(1)
-            assert go.wait(600)
-            return work(*arguments)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(beside, name, waits)
-            try:
-                yield begun
-            finally:
-                go.set()
-
-    return hold
 
 
 def wait_until(index, stands):
@@ -161,7 +137,7 @@ def test_changes_while_an_index_is_made_anew_are_carried_over(tmp_path, monkeypa
     monkeypatch.setattr(life, "_FEW_ROWS", few)
     model = Model(tmp_path / "index", strings, 500)
     with model.index as index:
-        with held("renew") as begun:
+        with held(life, "renew") as begun:
             model.add(200, shift=3.0)
             index.commit()
             assert begun == [1]
@@ -189,7 +165,7 @@ def test_changes_while_parts_are_joined_are_carried_over(tmp_path, monkeypatch, 
     monkeypatch.setattr(life, "_FEW_ROWS", 1)
     model = Model(tmp_path / "index", strings, 400)
     with model.index as index:
-        with held("join") as begun:
+        with held(life, "join") as begun:
             model.add(250)
             index.commit(compact=False)
             assert begun == [1]
@@ -216,7 +192,7 @@ def test_the_next_commit_tells_of_a_failure_beside_it(tmp_path, monkeypatch, ren
 
     with model.index as index:
         with monkeypatch.context() as patch:
-            patch.setattr(beside, "renew", fails)
+            patch.setattr(life, "renew", fails)
             model.add(200)
             index.commit()
             wait_until(index, "ready")
@@ -237,7 +213,7 @@ def test_the_next_commit_tells_of_a_failure_beside_it(tmp_path, monkeypatch, ren
 
 def test_an_index_that_is_closed_is_made_anew_by_the_next_to_open_it(tmp_path, held, renewed):
     model = Model(tmp_path / "index", True, 500)
-    with model.index as index, held("renew"):
+    with model.index as index, held(life, "renew"):
         model.add(200)
         index.commit()
         threading.Timer(0.2, index.close).start()
@@ -264,7 +240,7 @@ def test_an_index_that_is_let_go_of_ends_its_threads(tmp_path, monkeypatch):
         finally:
             ended.set()
 
-    monkeypatch.setattr(beside, "renew", slowly)
+    monkeypatch.setattr(life, "renew", slowly)
     model = Model(tmp_path / "index", False, 300)
     model.add(200)
     model.index.commit()
@@ -277,7 +253,7 @@ def test_an_index_that_is_let_go_of_ends_its_threads(tmp_path, monkeypatch):
 def test_a_fork_closes_its_index_without_the_threads(tmp_path, held):
     model = Model(tmp_path / "index", False, 500)
     with model.index as index:
-        with held("renew"):
+        with held(life, "renew"):
             model.add(200)
             index.commit()
             child = os.fork()
@@ -298,7 +274,7 @@ def test_a_fork_closes_its_index_without_the_threads(tmp_path, held):
 def test_a_commit_that_cannot_take_over_leaves_all_as_it_was(tmp_path, monkeypatch, held, renewed):
     model = Model(tmp_path / "index", False, 500)
     with model.index as index:
-        with held("renew"):
+        with held(life, "renew"):
             model.add(200)
             index.commit()
             model.add(30)
@@ -325,7 +301,7 @@ def test_a_commit_that_cannot_take_over_leaves_all_as_it_was(tmp_path, monkeypat
 def test_work_under_way_does_not_undo_tuning(tmp_path, held):
     model = Model(tmp_path / "index", False, 500)
     with model.index as index:
-        with held("renew"):
+        with held(life, "renew"):
             model.add(200)
             index.commit()
         index.tune(make(100, seed=5))
@@ -347,7 +323,7 @@ def test_a_join_gives_way_to_vectors(tmp_path, monkeypatch):
             pause()
             time.sleep(0.001)
 
-    monkeypatch.setattr(beside, "join", slowly)
+    monkeypatch.setattr(life, "join", slowly)
     monkeypatch.setattr(life, "_FEW_ROWS", 1)
     monkeypatch.setattr(
         beside.Renewals, "planned_bytes", property(lambda renewals: (8 << 20) if renewals.joining else 0)

@@ -17,7 +17,7 @@ from memhier.ann.zoom.preview.clusters import Assigner, train_centroids
 from memhier.ann.zoom.preview.codes import CodeBook, chunks, train_codes
 from memhier.ann.zoom.storage.catalog import book_arrays, load_book
 from memhier.fields import described, stored_array
-from memhier.store.store import Store, Transaction
+from memhier.store.store import Staging, Store, Transaction
 
 __all__ = ["COLUMNS", "LEVELS", "NUMBER_BYTES", "UNKNOWN", "Coded", "QueryTables", "Table", "TokenBook", "TokenCoder"]
 
@@ -149,7 +149,7 @@ class TokenBook:
         values *= self.scales_of(coded)[:, None]
         return values
 
-    def write(self, tx: Transaction) -> None:
+    def write(self, tx: Transaction | Staging) -> None:
         """Write centroids and code book."""
         for name, array in (("centroids", self.centroids), *book_arrays(self.book).items()):
             tx.segment(name).append(np.ascontiguousarray(array).reshape(-1).view(np.uint8))

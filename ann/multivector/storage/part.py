@@ -22,7 +22,7 @@ from memhier.fields import described, stored_array, stored_segment
 from memhier.io.ranges import CountedReads, Ranges, Reading, read_together
 from memhier.io.reader import Reader
 from memhier.shield import when_gone
-from memhier.store.store import Store, Transaction
+from memhier.store.store import Staging, Store, Transaction
 
 __all__ = ["ItemArrays", "ItemPart", "PartOpener"]
 
@@ -89,7 +89,7 @@ class ItemArrays:
             "errors": coded.errors, "list-starts": postings.starts, "list-items": postings.gaps,
         }  # fmt: skip
 
-    def write(self, tx: Transaction, name: str) -> None:
+    def write(self, tx: Transaction | Staging, name: str) -> None:
         """Write every array as a segment ``name-...``."""
         for suffix, array in self.named().items():
             tx.segment(f"{name}-{suffix}").append(np.ascontiguousarray(array).reshape(-1).view(np.uint8))

@@ -30,7 +30,8 @@ class StoredItems:
     """
 
     def __init__(self, parts: Sequence[ItemPart], reader: Reader) -> None:
-        self._parts, self._reader = parts, reader
+        self.parts: Sequence[ItemPart] = parts
+        self._reader = reader
         self._rows: list[Ints] = [np.flatnonzero(part.alive_flags()) for part in parts]
         bounds = [part.arrays.bounds(rows) for part, rows in zip(parts, self._rows, strict=True)]
         self.lengths: Ints = np.concatenate([highs - lows for lows, highs in bounds])
@@ -40,13 +41,13 @@ class StoredItems:
     @property
     def ids(self) -> Ints:
         """Their ids, int64 ``[n]``."""
-        pairs = zip(self._parts, self._rows, strict=True)
+        pairs = zip(self.parts, self._rows, strict=True)
         return np.concatenate([part.arrays.ids[rows].astype(np.int64) for part, rows in pairs])
 
     @property
     def order(self) -> Ints:
         """Their numbers among all items of the parts, int64 ``[n]``."""
-        bases = np.cumsum([0, *(len(part) for part in self._parts)])
+        bases = np.cumsum([0, *(len(part) for part in self.parts)])
         return np.concatenate([rows + base for rows, base in zip(self._rows, bases, strict=False)])
 
     def take(self, items: Ints) -> npt.NDArray[Any]:
@@ -56,13 +57,13 @@ class StoredItems:
         found: list[npt.NDArray[Any]] = []
         for number in np.unique(of).tolist():
             rows = self._rows[number][items[of == number] - (ends[number] - len(self._rows[number]))]
-            found.append(self._parts[number].read(self._reader, rows))
+            found.append(self.parts[number].read(self._reader, rows))
         return np.concatenate(found)
 
     def blocks(self, limit: int = BLOCK_BYTES) -> Iterator[Block]:
         """Yield all items, at most `limit` bytes of tokens or one item at a time."""
         before = 0
-        for part, rows in zip(self._parts, self._rows, strict=True):
+        for part, rows in zip(self.parts, self._rows, strict=True):
             lows, highs = part.arrays.bounds(rows)
             starts = np.concatenate([[0], np.cumsum(highs - lows)])
             for first, stop in spans(starts, part.token_bytes, limit):

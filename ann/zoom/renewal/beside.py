@@ -8,23 +8,22 @@ time as the writer took, so that the work ends also if the writer never rests.
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 from memhier.ann.threads import one_thread
 from memhier.ann.zoom.pauses import pausing
-from memhier.ann.zoom.renewal.renewal import Made, Renewed, Task, follow, join, renew
-from memhier.ann.zoom.storage.layout import IndexLayout
-from memhier.ann.zoom.storage.part import IndexPart
+from memhier.callers import user_stacklevel
 from memhier.ending import before_exit
 from memhier.shield import when_gone
 
-__all__ = ["Beside", "Caller", "Renewals", "StoppedError"]
+__all__ = ["Beside", "Caller", "Renewals", "StoppedError", "warn_of"]
 
 _POLL_SECONDS = 0.002
-_PATIENCE = 0.05  # of the vectors: changes after a failure before the next try
+_PATIENCE = 0.05  # of the changes: further ones after a failure before the next try
 
 
 class StoppedError(Exception):
@@ -38,7 +37,35 @@ class Dropped(Protocol):
         """Remove it."""
 
 
+def warn_of(failures: Iterable[BaseException]) -> None:
+    """Warn the user of failures of work beside the commits."""
+    for failure in failures:
+        warnings.warn(
+            f"the index could not be made anew, or its parts joined, beside its commits: {failure!r}. This commit is "
+            f"durable all the same; the work starts again once more has changed, and compact() does it at once",
+            stacklevel=user_stacklevel(),
+        )
+
+
+class Named(Protocol):
+    """A part of an index."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+
+class Anew(Dropped, Protocol):
+    """An index made anew."""
+
+    @property
+    def replaced(self) -> tuple[str, ...]:
+        """Names of the parts that it replaces."""
+
+
 T = TypeVar("T", bound=Dropped)
+M = TypeVar("M", bound=Dropped)
+R = TypeVar("R", bound=Anew)
 
 
 class Caller:
@@ -154,6 +181,12 @@ class Beside(Generic[T]):
         if self._work is not None and self.occupied:
             self._work.thread.join(seconds)
 
+    def give_way(self) -> None:
+        """Wait for the work as long as it waited for the caller, but no longer than until it is done."""
+        started = time.monotonic()
+        self.wait(self._caller.owes)
+        self._caller.owes = max(0.0, self._caller.owes - (time.monotonic() - started))
+
     def stop(self) -> None:
         """End the work, after the step that is under way, and forget its result; or its error."""
         work, self._work = self._work, None
@@ -164,8 +197,13 @@ class Beside(Generic[T]):
             work.result.drop()
 
 
-class Renewals:
+class Renewals(Generic[M, R]):
     """A join of parts and a renewal of the index, each by a thread of its own. For one thread, that of the writer.
+
+    Parameters
+    ----------
+    name
+        Of the threads.
 
     Attributes
     ----------
@@ -177,12 +215,12 @@ class Renewals:
         The writer; both threads wait while it is busy.
     """
 
-    def __init__(self) -> None:
-        self.made: Made | None = None
-        self.renewed: Renewed | None = None
+    def __init__(self, name: str) -> None:
+        self.made: M | None = None
+        self.renewed: R | None = None
         self.caller: Caller = Caller()
-        self._joins: Beside[Made] = Beside("zoom-join", self.caller)
-        self._renewals: Beside[Renewed] = Beside("zoom-renew", self.caller)
+        self._joins: Beside[M] = Beside(f"{name}-join", self.caller)
+        self._renewals: Beside[R] = Beside(f"{name}-renew", self.caller)
         self._joined: frozenset[str] = frozenset()
         self._covered: frozenset[str] = frozenset()
         self._planned = 0
@@ -205,7 +243,7 @@ class Renewals:
         """DRAM of the join under way, until a commit takes it over."""
         return self._planned if self.joining else 0
 
-    def claimed(self, parts: Sequence[IndexPart]) -> int:
+    def claimed(self, parts: Sequence[Named]) -> int:
         """Return how many parts, from the first on, belong to the join or the renewal."""
         spoken = (self._joined if self.joining else frozenset()) | (self._covered if self.renewing else frozenset())
         return max((number for number, part in enumerate(parts, 1) if part.name in spoken), default=0)
@@ -214,29 +252,29 @@ class Renewals:
         """Whether enough has changed since something failed."""
         return changes >= self._not_before
 
-    def start_join(self, task: Task, planned: int) -> None:
-        """Begin to join the parts of a task, which takes `planned` bytes of DRAM."""
-        self._joined, self._planned = frozenset(part.name for part in task.parts), planned
-        self._joins.start(partial(join, task))
+    def start_join(self, parts: Iterable[Named], work: Callable[[], M], planned: int) -> None:
+        """Begin to join some parts, which takes `planned` bytes of DRAM."""
+        self._joined, self._planned = frozenset(part.name for part in parts), planned
+        self._joins.start(work)
 
-    def start_renewal(self, task: Task, layout: IndexLayout, seed: int, changes: int) -> None:
-        """Begin to make the index anew from the parts of a task."""
+    def start_renewal(self, parts: Iterable[Named], work: Callable[[], R]) -> None:
+        """Begin to make the index anew from some parts."""
         self.stop_joins()
-        self._covered = frozenset(part.name for part in task.parts)
-        self._renewals.start(partial(renew, task, layout, seed, changes))
+        self._covered = frozenset(part.name for part in parts)
+        self._renewals.start(work)
 
-    def make_up(self, task: Task) -> None:
-        """Begin to write the parts of a task, newer than the renewal, with its lists and codes."""
+    def make_up(self, parts: Iterable[Named], work: Callable[[R], R]) -> None:
+        """Begin to add parts newer than the renewal to it."""
         renewed, self.renewed = self.renewed, None
         assert renewed is not None
         self.stop_joins()
-        self._covered = frozenset((*renewed.replaced, *(part.name for part in task.parts)))
-        self._renewals.start(partial(follow, task, renewed))
+        self._covered = frozenset((*renewed.replaced, *(part.name for part in parts)))
+        self._renewals.start(partial(work, renewed))
 
     def collect(self, changes: int) -> None:
         """Take finished work as `made` and `renewed`, and note failures.
 
-        `changes` is the number of vectors added and removed until now.
+        `changes` counts what was added and removed until now.
         """
         try:
             self.made = self.made or self._joins.take()
@@ -258,22 +296,20 @@ class Renewals:
         failures, self._failures = self._failures, []
         return failures
 
-    def take_made(self) -> Made | None:
+    def take_made(self) -> M | None:
         """Hand over the joined part; the caller uses or drops it."""
         made, self.made = self.made, None
         return made
 
-    def take_renewed(self) -> Renewed | None:
+    def take_renewed(self) -> R | None:
         """Hand over the renewed index; the caller uses or drops it."""
         renewed, self.renewed = self.renewed, None
         return renewed
 
     def give_way(self) -> None:
         """Wait for the work under way as long as it waited, so that it ends however fast commits follow each other."""
-        for each in (self._renewals, self._joins):
-            started = time.monotonic()
-            each.wait(self.caller.owes)
-            self.caller.owes = max(0.0, self.caller.owes - (time.monotonic() - started))
+        self._renewals.give_way()
+        self._joins.give_way()
         self.caller.owes = 0.0
 
     def stop_joins(self) -> None:

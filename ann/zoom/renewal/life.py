@@ -49,7 +49,7 @@ from memhier.ann.zoom.renewal.merge import (
     radii_of,
     write_carried,
 )
-from memhier.ann.zoom.renewal.renewal import Made, Renewed, Task, renew, write_recoded
+from memhier.ann.zoom.renewal.renewal import Made, Renewed, Task, follow, join, renew, write_recoded
 from memhier.ann.zoom.renewal.room import AddedBytes, check_range, check_room, check_values, check_values_room
 from memhier.ann.zoom.renewal.spill import write_coded
 from memhier.ann.zoom.source import VectorSource
@@ -132,7 +132,7 @@ class IndexWriter:
         self._needed: frozenset[str] = frozenset()  # parts of the snapshot that a change returns to if it fails
         self._lost = False
         self._prepared: _Prepared | None = None
-        self._renewals = Renewals()
+        self._renewals: Renewals[Made, Renewed] = Renewals("zoom")
         self.record: Callable[[], bytes] | None = None
         # Work of a change takes the place of waiting vectors: they are few then, or in their part already.
         self._work_bytes = fresh_bytes(about.dram)
@@ -529,16 +529,19 @@ class IndexWriter:
         """Start the threads that are due, now that all of a snapshot is durable."""
         renewals, about, changes = self._renewals, self.about, state.calibration.changes
         if (renewed := renewals.renewed) is not None:
-            renewals.make_up(self._task(state, state.parts[len(renewed.replaced) :]))
+            task = self._task(state, state.parts[len(renewed.replaced) :])
+            renewals.make_up(task.parts, partial(follow, task))
         elif compact is None and not renewals.renewing and self._is_due(state) and renewals.may_start(changes):
-            renewals.start_renewal(self._task(state, state.parts), self._layout_anew(state), about.seed, changes)
+            task, layout = self._task(state, state.parts), self._layout_anew(state)
+            renewals.start_renewal(task.parts, partial(renew, task, layout, about.seed, changes))
         elif not renewals.joining and renewals.may_start(changes):
             first = self._first_to_join(state, renewals.claimed(state.parts), None, _JOIN_BYTES + self._work_bytes)
             if first < len(state.parts):
                 planned = merged_bytes(state.parts[first:], state.preview, True)
                 planned += _JOIN_BYTES + self._work_bytes
                 self._footprint.shrink_pool(self._planned(state) + planned)
-                renewals.start_join(self._task(state, state.parts[first:]), planned)
+                task = self._task(state, state.parts[first:])
+                renewals.start_join(task.parts, partial(join, task), planned)
 
     def _is_due(self, state: IndexSnapshot) -> bool:
         trained = state.calibration.vectors > 0 or state.count >= _FIRST_TRAINED
