@@ -15,7 +15,14 @@ _CHUNK = 2**18
 
 
 def cosine_contrastive_loss(
-    users: Tensor, items: Tensor, negatives: Tensor, *, margin: float, weight: float, picks: Tensor | None = None
+    users: Tensor,
+    items: Tensor,
+    negatives: Tensor,
+    *,
+    margin: float,
+    weight: float,
+    picks: Tensor | None = None,
+    known: Tensor | None = None,
 ) -> Tensor:
     """Return the mean of SimpleX's loss over samples (arXiv 2109.12613, equation 2).
 
@@ -35,6 +42,9 @@ def cosine_contrastive_loss(
     picks
         int64 [n, k]: the negatives of each sample, as places in `negatives`. None for all of them, which takes a
         product of two matrices instead of a gather.
+    known
+        int64 [p, 2]: samples and places in `negatives` that belong to them, such as items that a user has. These have
+        no loss; the mean is still over all negatives.
 
     Raises
     ------
@@ -51,15 +61,15 @@ def cosine_contrastive_loss(
     """
     check_number("margin", margin, -1, 1)
     check_number("weight", weight, 0)
-    _check(users, items, negatives, picks)
+    _check(users, items, negatives, picks, known)
     users, items, negatives = (nn.functional.normalize(rows) for rows in (users, items, negatives))
-    excess = _excess(users, negatives, picks, margin)
+    excess = _excess(users, negatives, picks, known, margin)
     return (1 - (users * items).sum(1)).mean() + weight * excess
 
 
-def _excess(users: Tensor, negatives: Tensor, picks: Tensor | None, margin: float) -> Tensor:
-    """Return the mean of max(0, product - margin) over samples and their negatives."""
-    found: Tensor = _Excess.apply(users, negatives, picks, margin)  # type: ignore[no-untyped-call]
+def _excess(users: Tensor, negatives: Tensor, picks: Tensor | None, known: Tensor | None, margin: float) -> Tensor:
+    """Return the mean of max(0, product - margin) over samples and their negatives, 0 for known ones."""
+    found: Tensor = _Excess.apply(users, negatives, picks, known, margin)  # type: ignore[no-untyped-call]
     return found
 
 
@@ -67,7 +77,9 @@ class _Excess(torch.autograd.Function):
     """Products above a margin, found in one pass; their rows alone make the gradients."""
 
     @staticmethod
-    def forward(ctx: Any, users: Tensor, negatives: Tensor, picks: Tensor | None, margin: float) -> Tensor:
+    def forward(
+        ctx: Any, users: Tensor, negatives: Tensor, picks: Tensor | None, known: Tensor | None, margin: float
+    ) -> Tensor:
         if picks is None:
             products = users @ negatives.T
             samples, places = (products > margin).nonzero(as_tuple=True)
@@ -75,13 +87,17 @@ class _Excess(torch.autograd.Function):
         else:
             samples, places, above = _above(users, negatives, picks, margin)
             count = picks.numel()
+        if known is not None:
+            wide = len(negatives)
+            kept = ~torch.isin(samples * wide + places, known[:, 0] * wide + known[:, 1])
+            samples, places, above = samples[kept], places[kept], above[kept]
         ctx.save_for_backward(users, negatives, samples, places)
         ctx.count = count
         return (above - margin).sum() / count
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
         users, negatives, samples, places = ctx.saved_tensors
         scale = gradient / ctx.count
         found = [
@@ -91,7 +107,7 @@ class _Excess(torch.autograd.Function):
                 (negatives, places, users, samples, ctx.needs_input_grad[1]),
             )
         ]
-        return found[0], found[1], None, None
+        return found[0], found[1], None, None, None
 
 
 def _above(users: Tensor, negatives: Tensor, picks: Tensor, margin: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -110,7 +126,7 @@ def _above(users: Tensor, negatives: Tensor, picks: Tensor, margin: float) -> tu
     return samples, places, above
 
 
-def _check(users: Tensor, items: Tensor, negatives: Tensor, picks: Tensor | None) -> None:
+def _check(users: Tensor, items: Tensor, negatives: Tensor, picks: Tensor | None, known: Tensor | None) -> None:
     for name, rows in (("users", users), ("items", items), ("negatives", negatives)):
         if rows.dim() != 2 or not rows.is_floating_point():
             raise TypeError(f"{name}: expected floats [n, dim], got {rows.dtype} {list(rows.shape)}")
@@ -121,12 +137,22 @@ def _check(users: Tensor, items: Tensor, negatives: Tensor, picks: Tensor | None
             )
     if len(items) != len(users):
         raise ValueError(f"items: expected {len(users)} rows, one for each of users, got {len(items)}")
-    if picks is None:
+    if picks is not None:
+        if picks.dtype != torch.int64 or picks.dim() != 2 or len(picks) != len(users) or not picks.shape[1]:
+            raise ValueError(
+                f"picks: expected int64 [{len(users)}, k] with k of 1 or more, got {picks.dtype} {list(picks.shape)}"
+            )
+        _check_numbers("picks", picks, len(negatives), "negatives")
+    if known is not None:
+        if known.dtype != torch.int64 or known.dim() != 2 or known.shape[1] != 2:
+            raise ValueError(f"known: expected int64 [p, 2], got {known.dtype} {list(known.shape)}")
+        _check_numbers("known", known[:, 0], len(users), "samples")
+        _check_numbers("known", known[:, 1], len(negatives), "negatives")
+
+
+def _check_numbers(name: str, numbers: Tensor, count: int, of: str) -> None:
+    if not len(numbers):
         return
-    if picks.dtype != torch.int64 or picks.dim() != 2 or len(picks) != len(users) or not picks.shape[1]:
-        raise ValueError(
-            f"picks: expected int64 [{len(users)}, k] with k of 1 or more, got {picks.dtype} {list(picks.shape)}"
-        )
-    low, high = (int(end) for end in picks.aminmax())
-    if low < 0 or high >= len(negatives):
-        raise ValueError(f"picks: {low if low < 0 else high} is no row of the {len(negatives)} negatives")
+    low, high = (int(end) for end in numbers.aminmax())
+    if low < 0 or high >= count:
+        raise ValueError(f"{name}: {low if low < 0 else high} is no row of the {count} {of}")

@@ -12,11 +12,17 @@ from memhier.policies import Belady
 from memhier.recsys import Adam, Embedding, TiledNegatives, cosine_contrastive_loss, lookahead
 
 
-def plain_loss(users: Tensor, items: Tensor, own: Tensor, margin: float, weight: float) -> Tensor:
-    """Return the loss as the paper writes it; `own` is [n, k, dim], the negatives of each sample."""
+def plain_loss(
+    users: Tensor, items: Tensor, own: Tensor, margin: float, weight: float, counted: Tensor | None = None
+) -> Tensor:
+    """Return the loss as the paper writes it; `own` is [n, k, dim], the negatives of each sample.
+
+    `counted` is bool [n, k]: negatives without it have no loss.
+    """
     losses = []
-    for user, item, others in zip(users, items, own, strict=True):
-        excess = (nn.functional.cosine_similarity(user[None], others) - margin).clamp(min=0)
+    counted = torch.ones(own.shape[:2], dtype=torch.bool) if counted is None else counted
+    for user, item, others, some in zip(users, items, own, counted, strict=True):
+        excess = (nn.functional.cosine_similarity(user[None], others) - margin).clamp(min=0) * some
         losses.append(1 - nn.functional.cosine_similarity(user, item, 0) + weight * excess.mean())
     return torch.stack(losses).mean()
 
@@ -40,6 +46,25 @@ def test_the_loss_is_that_of_the_paper(dim: int, margin: float, picked: bool) ->
         torch.testing.assert_close(mine, plain)
     with torch.no_grad():
         assert cosine_contrastive_loss(*tensors, margin=margin, weight=3.0, picks=picks) == found
+
+
+@pytest.mark.parametrize("picked", [False, True])
+@pytest.mark.parametrize("pairs", [0, 1, 40])
+def test_known_pairs_have_no_loss(pairs: int, picked: bool) -> None:
+    torch.manual_seed(pairs)
+    count, rows, width = 7, 11, 5
+    tensors = [torch.randn(size, 4, dtype=torch.float64, requires_grad=True) for size in (count, count, rows)]
+    users, items, negatives = tensors
+    known = torch.stack([torch.randint(count, (pairs,)), torch.randint(rows, (pairs,))], 1)  # some more than once
+    counted = torch.ones(count, rows, dtype=torch.bool)
+    counted[known[:, 0], known[:, 1]] = False
+    picks = torch.randint(rows, (count, width)) if picked else torch.arange(rows).expand(count, rows)
+    wanted = plain_loss(users, items, negatives[picks], -0.2, 3.0, counted.gather(1, picks))
+    given = {"margin": -0.2, "weight": 3.0, "picks": picks if picked else None, "known": known}
+    found = cosine_contrastive_loss(users, items, negatives, **given)  # type: ignore[arg-type]
+    torch.testing.assert_close(found, wanted)
+    for mine, plain in zip(torch.autograd.grad(found, tensors), torch.autograd.grad(wanted, tensors), strict=True):
+        torch.testing.assert_close(mine, plain)
 
 
 def test_picks_in_chunks_equal_picks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,6 +111,9 @@ A, B = torch.ones(2, 4), torch.ones(3, 4)
         ((A, A, B), {"picks": torch.zeros(2, 0).long()}, ValueError, "picks: expected int64"),
         ((A, A, B), {"picks": torch.full((2, 1), 3)}, ValueError, "picks: 3 is no row of the 3 negatives"),
         ((A, A, B), {"picks": torch.full((2, 1), -1)}, ValueError, "picks: -1 is no row"),
+        ((A, A, B), {"known": torch.zeros(2).long()}, ValueError, "known: expected int64"),
+        ((A, A, B), {"known": torch.tensor([[2, 0]])}, ValueError, "known: 2 is no row of the 2 samples"),
+        ((A, A, B), {"known": torch.tensor([[0, -1]])}, ValueError, "known: -1 is no row of the 3 negatives"),
         ((A, A, B), {"margin": 1.5}, ValueError, "margin"),
         ((A, A, B), {"weight": -1}, ValueError, "weight"),
     ],

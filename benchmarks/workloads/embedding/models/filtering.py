@@ -57,11 +57,36 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Rows to look up: `count` users, as many items, then negatives; `picks` are the places of each sample's."""
+    """Rows to look up: `count` users, as many items, then negatives.
+
+    `picks` are the places of each sample's negatives; `known` pairs of sample and place are items that the user has.
+    """
 
     ids: Tensor
     count: int
     picks: Tensor | None
+    known: Tensor | None
+
+
+class Known:
+    """The items of each user."""
+
+    def __init__(self, pairs: Ints, users: int, items: int) -> None:
+        ordered = pairs[np.argsort(pairs[:, 0], kind="stable")]
+        self._items = ordered[:, 1]
+        self._starts = np.searchsorted(ordered[:, 0], np.arange(users + 1))
+        self._places = np.full(items, -1)
+
+    def among(self, users: Tensor, negatives: Tensor) -> Tensor:
+        """Return int64 [p, 2]: samples, and places of negatives that their users have."""
+        of, drawn = users.numpy(), negatives.numpy()
+        counts = self._starts[of + 1] - self._starts[of]
+        samples = np.repeat(np.arange(len(of)), counts)
+        within = np.arange(len(samples)) - np.repeat(np.cumsum(counts) - counts, counts)
+        self._places[drawn] = np.arange(len(drawn))
+        places = self._places[self._items[self._starts[of][samples] + within]]
+        self._places[drawn] = -1
+        return torch.from_numpy(np.stack([samples, places], 1)[places >= 0])
 
 
 class Steps:
@@ -70,6 +95,7 @@ class Steps:
     def __init__(self, settings: Settings, tiled: bool) -> None:
         pairs, self.users, self.items = gowalla()
         self._pairs = torch.from_numpy(pairs)
+        self._known = Known(pairs, self.users, self.items)
         self._settings = settings
         self._tiled = tiled
         self._tiles = TiledNegatives(rows=self.items, tile=settings.tile, steps=settings.keep, seed=0)
@@ -83,7 +109,8 @@ class Steps:
             some = self._pairs[places]
             negatives, picks = self._negatives(step, len(some))
             ids = torch.cat([some[:, 0], self.users + some[:, 1], self.users + negatives])
-            yield Step(ids, len(some), picks)
+            known = None if self._settings.loss == "bpr" else self._known.among(some[:, 0], negatives)
+            yield Step(ids, len(some), picks, known)
 
     def _negatives(self, step: int, count: int) -> tuple[Tensor, Tensor | None]:
         rng = np.random.default_rng([1, step])
@@ -104,7 +131,7 @@ def loss_of(settings: Settings, step: Step, rows: Tensor) -> Tensor:
     users, items, negatives = torch.tensor_split(rows, [step.count, 2 * step.count])
     if settings.loss == "ccl":
         return cosine_contrastive_loss(
-            users, items, negatives, margin=settings.margin, weight=settings.weight, picks=step.picks
+            users, items, negatives, margin=settings.margin, weight=settings.weight, picks=step.picks, known=step.known
         )
     assert step.picks is not None
     others = negatives[step.picks[:, 0]]
