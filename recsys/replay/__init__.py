@@ -2,7 +2,9 @@
 
 from memhier.recsys.replay.batch import Batch
 from memhier.recsys.replay.buffer import CarouselBuffer
-from memhier.recsys.replay.placement.admit import Admission, ClassBalanced, Everything, Reservoir, Ring
+from memhier.recsys.replay.placement.admit import Admission, Everything, Reservoir, Ring
+from memhier.recsys.replay.placement.balanced import Balanced, ClassBalanced
+from memhier.recsys.replay.placement.weighted import Weighted
 from memhier.recsys.replay.policies import (
     AgeSwap,
     DeckSwap,
@@ -24,6 +26,7 @@ from memhier.recsys.replay.stored import StoredSamples
 __all__ = [
     "Admission",
     "AgeSwap",
+    "Balanced",
     "Batch",
     "CarouselBuffer",
     "ClassBalanced",
@@ -45,4 +48,5 @@ __all__ = [
     "StoredSamples",
     "SwapPolicy",
     "Used",
+    "Weighted",
 ]

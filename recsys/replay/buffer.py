@@ -23,8 +23,9 @@ from memhier.recsys.replay.ahead import BatchQueue
 from memhier.recsys.replay.batch import Batch, room
 from memhier.recsys.replay.codecs.encoding import check_storage_codecs
 from memhier.recsys.replay.division import Buffers
-from memhier.recsys.replay.placement.admit import Admission, admission
+from memhier.recsys.replay.placement.admit import Admission
 from memhier.recsys.replay.placement.memory import Memory
+from memhier.recsys.replay.placement.named import admission, stored_admission
 from memhier.recsys.replay.placement.placement import Members, Placement
 from memhier.recsys.replay.policies import SwapPolicy, encoded_policy, stored_policy, swap_policy
 from memhier.recsys.replay.reader import MemoryReader
@@ -89,8 +90,9 @@ class CarouselBuffer(Closing):
     schema
         The fields of a sample: a `Schema`, or its argument.
     admit
-        ``"reservoir"``, ``"class_balanced"``, ``"ring"`` or ``"everything"``: decides which samples storage keeps, and
-        which of them enter memory; see `memhier.recsys.replay.placement.admit`.
+        Decides which samples storage keeps, and which of them enter memory: ``"reservoir"``, ``"class_balanced"``,
+        ``"ring"`` or ``"everything"``; `Balanced` for shares or quotas of classes, tasks or clusters; `Weighted` to
+        keep samples of large loss or uncertainty more often. See `memhier.recsys.replay.placement.admit`.
     swap
         ``"random"``, ``"deck"``, ``"gate"``, ``"loss"`` or ``"age"`` with a ratio of one half, a policy such as
         ``RandomSwap(0.2)``, or None: only admission changes memory then.
@@ -160,6 +162,9 @@ class CarouselBuffer(Closing):
         schema, kept = as_schema(schema), admission(admit)
         if kept.by_class and same_class is False:
             raise ValueError(f"same_class=False: admit={kept.name!r} is about classes; expected True or None")
+        if kept.beside == "group" and same_class:
+            raise ValueError(f"same_class=True: swaps keep the groups of {kept.by!r}; expected None")
+        kept.check_schema(schema)
         seed, delay = check_int("seed", seed, 0, 2**63 - 1), check_int("delay", delay, 0, 1000, "steps")
         if codec is not None and not isinstance(codec, Mapping):
             raise TypeError(f"codec={codec!r}: expected a dict from fields to codecs, such as {{'image': 'jpeg:90'}}")
@@ -177,7 +182,11 @@ class CarouselBuffer(Closing):
         self._storage = storage
         self._dram = tiers.dram
         at_once = tiers.buffers.stored is not None
-        self._placement = Placement(settings.seed, tiers.slots, tiers.limit, settings.by_class, at_once)
+        kept = settings.admission
+        self._placement = Placement(
+            settings.seed, tiers.slots, tiers.limit, settings.by_class, at_once, beside=kept.beside,
+            weights=kept.weights,
+        )  # fmt: skip
         self._memory = Memory.make(settings.held, tiers.slots)
         self._ahead = BatchQueue(settings.encoding, self._placement)
         self._swapper = Swapper(settings, storage, self._placement, self._memory, self._ahead)
@@ -229,7 +238,8 @@ class CarouselBuffer(Closing):
             there = stored_schema(store, meta, schema)
             policy = stored_policy(meta["swap"], swap, store.path)
             with described(f"{path}: the admission"):
-                kept = admit or admission(meta["admit"])
+                kept = stored_admission(meta, admit)
+                kept.check_schema(there)
             settings = BufferSettings(
                 there, meta["codecs"], kept, policy, meta["seed"], meta["delay"], meta["same_class"],
                 meta.get("way_back", False),
@@ -379,20 +389,21 @@ class CarouselBuffer(Closing):
         if names.shape != (count,):
             raise ValueError(f"ids: expected shape [{count}], got {list(names.shape)}")
         moments = int(time.time()) if times is None else _checked_times(times, count)
+        values = admission.values(marks, columns)
         columns = self._settings.encoding.encode(columns)
         self._storage.check(columns)
         admission.check(placement, count)
         with self._writing(BaseException):
-            decisions = admission.admit(placement, marks, names)
-            placement.note_times(decisions, moments)
+            decisions = admission.admit(placement, marks, names, values)
+            placement.note(decisions, marks, moments)
             return self._swapper.take_in(decisions, columns, marks, names)
 
     def _checked_labels(self, labels: Any, count: int) -> Ints:
         """Return labels as integers, -1 for none; the first samples of a buffer decide whether it has labels."""
-        members = self._placement.members
+        members, admission = self._placement.members, self._settings.admission
         decided = self._settings.same_class is None and members.size > 0
         if labels is None:
-            if members.by_class or self._settings.admission.by_class:
+            if (members.by_class or admission.by_class) and admission.beside != "group":
                 raise ValueError("labels: this buffer keeps classes, so every sample needs a label")
             if decided and members.labels[0] >= 0:
                 raise ValueError(
@@ -626,6 +637,7 @@ class CarouselBuffer(Closing):
             **({} if self._dram is None else {"dram": self._dram}),
             "by_class": placement.members.by_class,
             "admit": settings.admission.name,
+            **({"admission": there} if (there := settings.admission.encoded()) else {}),
             "swap": encoded_policy(settings.policy),
             "slots": placement.slots,
             "size": placement.size,
@@ -653,6 +665,7 @@ class CarouselBuffer(Closing):
             if (placement.members.labels < 0).any():
                 raise ValueError(f"admit={kept.name!r}: is about classes, and the samples have no labels")
             placement.keep_classes()
+        kept.check_stored(placement)
         placement.restore_slots(storage.read_slots(meta), meta["tiers"])
         self._draws.position = meta["draws"]
         # The state of another policy says nothing to this one.
@@ -789,14 +802,16 @@ class CarouselBuffer(Closing):
     def _resize_storage(self, limit: int) -> None:
         placement = self._placement
         size, seen = placement.size, placement.seen
-        if limit > size and seen > size and self._settings.admission.name != "ring":
+        if placement.limit == size < min(limit, seen) and self._settings.admission.name != "ring":
             raise ValueError(
                 f"storage={limit} samples: {seen} came and {size} were kept; the others are gone, so that a larger "
                 "uniform sample cannot be had"
             )
         if limit < size:
             random = stream(self._settings.seed, Purpose.RESIZE, placement.arrivals)
-            doomed = np.sort(random.permutation(size)[limit:])
+            keys = placement.members.keys
+            order = random.permutation(size) if keys is None else keys.order(size)
+            doomed = np.sort(order[limit:])
             self._check_removable(doomed)
             self._remove(doomed)
         placement.set_limit(limit)

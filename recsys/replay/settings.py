@@ -31,6 +31,7 @@ _CLASS_SLOT_BYTES = 5  # where slots are kept by class
 # The entry of a stored sample, the places of its record and in its group.
 _STORED_BYTES = 24 + 8 + 8
 _CLASS_STORED_BYTES = 10  # while an array of positions of one class grows
+_BESIDE_BYTES = 4  # the group of a field, or the key
 _LENGTH_BYTES = 4  # of a record, where they differ
 _SIDE_BYTES = 8  # the place of the record of mutable fields
 _CHECKSUM_SHARE = 680  # bytes on SSD for one of checksums, also while arrays of them grow
@@ -170,6 +171,7 @@ class BufferSettings:
         """DRAM of the index for a stored sample."""
         records = self._records
         own = _STORED_BYTES + (_CLASS_STORED_BYTES if self.by_class else 0)
+        own += _BESIDE_BYTES * (self.admission.beside is not None)
         return own + _LENGTH_BYTES * (records[1] == 0) + _SIDE_BYTES * (len(records) > 2)
 
     def slots_within(self, dram: int) -> int:

@@ -82,9 +82,9 @@ class StoredSamples(Closing):
         except BaseException:
             store.close()
             raise
-        self._members = Members(self.meta["by_class"])
+        self._members = Members(False)
         try:
-            self._members.restore(self._storage.read_positions(self.meta), self.meta["by_class"])
+            self._members.restore(self._storage.read_positions(self.meta), False)
         except BaseException:
             self.close()
             raise

@@ -373,8 +373,7 @@ class Swapper:
             scores = scores[free]
         slots, swapped = slots[free], swapped[free]
         random = stream(self._settings.seed, Purpose.SWAP, self.step)
-        labels = placement.members.labels[placement.planned[slots]].astype(np.int64)
-        groups = placement.members.group_of(labels)
+        labels, groups = placement.labels_and_groups(placement.planned[slots])
         chosen = policy.victims(Used(groups, labels, swapped, scores), swaps(policy.ratio, len(slots)), random)
         leaving, entering = self._incoming(slots[chosen], self._mixed(groups[chosen], random), random)
         self.at_odds = True
@@ -426,7 +425,7 @@ class Swapper:
             if not pools:
                 break
             if self._settings.admission.by_class:
-                pool = min(pools, key=lambda pool: placement.of_group.get(pool.group, 0))
+                pool = min(pools, key=lambda pool: placement.of_group.load(pool.group))
             else:
                 shares = np.cumsum([len(pool) for pool in pools])
                 pool = pools[int(np.searchsorted(shares, random.integers(shares[-1]), "right"))]

@@ -13,8 +13,8 @@ import pytest
 from memhier.recsys.replay import AgeSwap, DeckSwap, RandomSwap, Schema, SwapPolicy
 from memhier.recsys.replay.ahead import BatchQueue
 from memhier.recsys.replay.division import Buffers
-from memhier.recsys.replay.placement.admit import admission
 from memhier.recsys.replay.placement.memory import Memory
+from memhier.recsys.replay.placement.named import admission
 from memhier.recsys.replay.placement.placement import Placement
 from memhier.recsys.replay.settings import BufferSettings
 from memhier.recsys.replay.streams import Purpose, Uniforms
@@ -67,7 +67,7 @@ class Rehearsal:
 
     def add(self, ids: np.ndarray, labels: np.ndarray | None = None) -> None:
         marks = np.full(len(ids), -1, np.int64) if labels is None else labels
-        decisions = self.admission.admit(self.placement, marks, ids)
+        decisions = self.admission.admit(self.placement, marks, ids, marks)
         self.swapper.take_in(decisions, {"x": ids}, marks, ids)
 
     def draw(self, n: int) -> np.ndarray:

@@ -22,20 +22,19 @@ For this a slot that waits for a swap is not swapped again until it has arrived,
 meanwhile: else samples just admitted would be swapped out sooner than the rest.
 """
 
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from memhier.arguments import by_name
 from memhier.errors import BudgetError
 from memhier.recsys.replay.placement.placement import Decisions, Placement
+from memhier.recsys.replay.schema import Columns, Schema
 
-__all__ = ["Admission", "ClassBalanced", "Everything", "Reservoir", "Ring", "admission"]
+__all__ = ["Admission", "Everything", "Reservoir", "Ring"]
 
 Ints = NDArray[np.int64]
-
-_VACANT = -1  # any vacant slot
 
 
 class Admission(Protocol):
@@ -46,7 +45,13 @@ class Admission(Protocol):
     name
         A name of its own. A checkpoint holds only the rules of this library: give `CarouselBuffer.open` any other.
     by_class
-        Whether it needs labels.
+        Whether swaps keep the classes of memory, or the groups of samples.
+    by
+        ``"label"``, or the field whose values it goes by.
+    beside
+        The number that storage notes of each sample: ``"group"`` of a field, ``"key"``, or None for none.
+    weights
+        Of groups: the tiers share out their room in proportion. None for equal shares.
 
     Examples
     --------
@@ -70,12 +75,27 @@ class Admission(Protocol):
 
     name: str
     by_class: bool
+    by: str
+    beside: str | None
+    weights: Mapping[int, int] | None
+
+    def check_schema(self, schema: Schema) -> None:
+        """Raise ValueError for samples without the fields that it goes by."""
+
+    def check_stored(self, placement: Placement) -> None:
+        """Raise ValueError for stored samples that it could not have kept."""
 
     def check(self, placement: Placement, count: int) -> None:
         """Raise BudgetError if `count` more samples do not fit."""
 
-    def admit(self, placement: Placement, labels: Ints, ids: Ints) -> Decisions:
-        """Decide about samples by labels and ids, int64 [n] each, and change the placement accordingly."""
+    def values(self, labels: Ints, columns: Columns) -> NDArray[Any]:
+        """Return the values by which it decides, [n, ...]: labels, or those of a field; raise for unfit ones."""
+
+    def admit(self, placement: Placement, labels: Ints, ids: Ints, values: NDArray[Any]) -> Decisions:
+        """Decide about samples by labels and ids, int64 [n] each, and values, and change the placement accordingly."""
+
+    def encoded(self) -> dict[str, Any]:
+        """Return its settings and its state for a checkpoint, for JSON."""
 
 
 class Reservoir:
@@ -95,12 +115,31 @@ class Reservoir:
 
     name = "reservoir"
     by_class = False
+    by = "label"
+    beside: str | None = None
+    weights: Mapping[int, int] | None = None
+
+    def check_schema(self, schema: Schema) -> None:
+        """See :class:`Admission`."""
+        return
+
+    def check_stored(self, placement: Placement) -> None:
+        """See :class:`Admission`."""
+        return
 
     def check(self, placement: Placement, count: int) -> None:
         """See :class:`Admission`."""
         return
 
-    def admit(self, placement: Placement, labels: Ints, ids: Ints) -> Decisions:
+    def values(self, labels: Ints, columns: Columns) -> NDArray[Any]:
+        """See :class:`Admission`."""
+        return labels
+
+    def encoded(self) -> dict[str, Any]:
+        """See :class:`Admission`."""
+        return {}
+
+    def admit(self, placement: Placement, labels: Ints, ids: Ints, values: NDArray[Any]) -> Decisions:
         """See :class:`Admission`."""
         decisions = Decisions(len(labels))
         before = placement.seen
@@ -196,128 +235,3 @@ class Everything(Reservoir):
                 f"storage={placement.limit} samples: {placement.size} are there and {count} more do not fit; use a "
                 "larger storage, or admit='reservoir' to keep a sample of the stream"
             )
-
-
-class ClassBalanced:
-    """Both tiers give every class the same share, and hold a uniform sample of each class.
-
-    A class that has fewer samples than its share has all of them. When a new class comes, the largest give way, one
-    sample at a time, drawn at random (greedy balancing, GDumb, ECCV 2020; within a class a reservoir, CBRS, ICML 2020).
-    If memory has fewer slots than there are classes, swaps bring in classes that are not there, each equally likely.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> import numpy as np
-    >>> from memhier.recsys.replay import CarouselBuffer, ClassBalanced
-    >>> path = tempfile.mkdtemp() + "/buffer"
-    >>> with CarouselBuffer(path, memory=4, storage=4, schema={"x": "int64"}, admit=ClassBalanced()) as buffer:
-    ...     _ = buffer.add({"x": np.arange(100)}, labels=[0] * 98 + [1] * 2)
-    ...     sorted(buffer.sample(4).labels.tolist())
-    [0, 0, 1, 1]
-    """
-
-    name = "class_balanced"
-    by_class = True
-
-    def check(self, placement: Placement, count: int) -> None:
-        """See :class:`Admission`."""
-        return
-
-    def admit(self, placement: Placement, labels: Ints, ids: Ints) -> Decisions:
-        """See :class:`Admission`."""
-        decisions = Decisions(len(labels))
-        uniforms = placement.draws(len(labels)).tolist()
-        appended = placement.room_for(len(labels))
-        if appended:
-            self._append(placement, decisions, uniforms[:appended], labels[:appended], ids[:appended])
-        samples: list[int] = []
-        positions: list[int] = []
-
-        def replace() -> None:
-            some = np.array(samples, np.int64)
-            placement.replace(decisions, some, np.array(positions, np.int64), labels[some], ids[some])
-            samples.clear()
-            positions.clear()
-
-        groups, sizes, marks = placement.members.groups, placement.members.sizes, labels.tolist()
-        for sample in range(appended, len(marks)):
-            label = marks[sample]
-            placement.count_label(label)
-            size, seen = sizes.get(label, 0), placement.seen_of[label]
-            if size < seen - 1 or sizes[sizes.largest()] <= size:
-                # The class has its share: its samples stay a reservoir of those that came.
-                rank = int(uniforms[sample][0] * seen)
-                if rank < size:
-                    samples.append(sample)
-                    positions.append(groups[label].positions.item(rank))
-                continue
-            if samples:
-                replace()
-            self._displace(placement, decisions, sample, label, int(ids[sample]), uniforms[sample])
-        if samples:
-            replace()
-        return decisions
-
-    def _append(
-        self, placement: Placement, decisions: Decisions, uniforms: list[list[float]], labels: Ints, ids: Ints
-    ) -> None:
-        """Add samples to storage, and each to memory if its class has a place there."""
-        marks = labels.tolist()
-        sizes = {label: placement.members.sizes.get(label, 0) for label in marks}
-        placement.count_labels(labels)
-        placement.extend(decisions, slice(len(marks)), labels, ids)
-        for sample, label in enumerate(marks):
-            slot = self._slot(placement, label, sizes[label], uniforms[sample][2:])
-            self._put(placement, decisions, sample, slot)
-            sizes[label] += 1
-
-    def _displace(
-        self, placement: Placement, decisions: Decisions, sample: int, label: int, id: int, uniforms: list[float]
-    ) -> None:
-        """Let a sample of a class that has less than its share take the place of one of the largest class."""
-        size = placement.members.sizes.get(label, 0)
-        largest = placement.members.groups[placement.members.sizes.largest()]
-        position = int(largest.positions[int(uniforms[1] * largest.size)])
-        placement.displace(decisions, sample, position, label, id)
-        self._put(placement, decisions, sample, self._slot(placement, label, size, uniforms[2:]))
-
-    def _put(self, placement: Placement, decisions: Decisions, sample: int, slot: int | None) -> None:
-        if slot == _VACANT:
-            placement.put_in_vacant(decisions, (sample,))
-        elif slot is not None:
-            placement.put(decisions, (sample,), (slot,))
-        else:
-            placement.leave_outside(decisions, (sample,))
-
-    def _slot(self, placement: Placement, label: int, size: int, uniforms: list[float]) -> int | None:
-        """Return the slot of a sample that storage took besides the `size` samples that it has of the class."""
-        count = placement.of_group.get(label, 0)
-        complete = count == size
-        if complete and placement.has_vacant():
-            return _VACANT
-        largest = placement.of_group.largest()
-        most = placement.of_group.get(largest, 0)
-        if complete and most > count:
-            return placement.slot_of_group(largest, int(uniforms[0] * most))
-        rank = int(uniforms[1] * (size + 1))
-        return placement.slot_of_group(label, rank) if rank < count else None
-
-
-_ADMISSIONS: dict[str, type[Reservoir] | type[ClassBalanced]] = {
-    kind.name: kind for kind in (Reservoir, ClassBalanced, Ring, Everything)
-}
-
-
-def admission(admit: str | Admission) -> Admission:
-    """Return the admission of a name: ``"reservoir"``, ``"class_balanced"``, ``"ring"`` or ``"everything"``.
-
-    Raises
-    ------
-    ValueError
-        For any other name.
-    TypeError
-        For a class.
-    """
-    found: Admission = by_name("admit", admit, _ADMISSIONS, "an admission, such as {}()")
-    return found

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from memhier.recsys.replay.placement.keys import Keys
 from memhier.recsys.replay.placement.sizes import GroupSlots, Sizes
 from memhier.recsys.replay.storage.index import POSITIONS, SLOTS
 from memhier.recsys.replay.streams import Purpose, Uniforms
@@ -87,16 +88,26 @@ class Members:
         Samples that there will be at most; None for no limit.
     at_once
         Whether to take the memory for them at once.
+    beside
+        ``"group"`` if groups are other numbers than labels, ``"key"`` if samples have keys, or None.
+    weights
+        Of groups, for :class:`Sizes`.
     """
 
-    def __init__(self, by_class: bool, most: int | None = None, at_once: bool = False) -> None:
+    def __init__(
+        self, by_class: bool, most: int | None = None, at_once: bool = False, *, beside: str | None = None,
+        weights: Mapping[int, int] | None = None,
+    ) -> None:  # fmt: skip
         self.by_class: bool = by_class
         self.size: int = 0
         self.most: int | None = most
         self.groups: dict[int, Group] = {}
-        self.sizes: Sizes = Sizes()
+        self.sizes: Sizes = Sizes(weights)
+        self.keys: Keys | None = Keys() if beside == "key" else None
+        self._apart = beside == "group"
         self._ids: Ints = np.zeros(0, np.int64)
         self._labels: NDArray[np.int32] = np.zeros(0, np.int32)
+        self._own_groups: NDArray[np.int32] = np.zeros(0, np.int32)  # where they are no labels
         self._ranks: NDArray[np.int32] = np.zeros(0, np.int32)
         self._times: NDArray[np.uint32] = np.zeros(0, np.uint32)
         self._dirty: NDArray[np.bool_] = np.zeros(0, np.bool_)  # rows of the index to write
@@ -112,8 +123,8 @@ class Members:
     @property
     def memory_bytes(self) -> int:
         """DRAM held."""
-        arrays = (self._ids, self._labels, self._ranks, self._times, self._dirty)
-        own = sum(array.nbytes for array in arrays)
+        arrays = (self._ids, self._labels, self._own_groups, self._ranks, self._times, self._dirty)
+        own = sum(array.nbytes for array in arrays) + (0 if self.keys is None else self.keys.memory_bytes)
         return own + self.sizes.memory_bytes + sum(group.memory_bytes for group in self.groups.values())
 
     @property
@@ -127,6 +138,16 @@ class Members:
         return self._labels[: self.size]
 
     @property
+    def _numbers(self) -> NDArray[np.int32]:
+        """The numbers by which samples are grouped, with room for more."""
+        return self._own_groups if self._apart else self._labels
+
+    @property
+    def numbers(self) -> NDArray[np.int32]:
+        """int32 [size], in place: the numbers by which admission groups samples, labels but for groups of a field."""
+        return self._numbers[: self.size]
+
+    @property
     def times(self) -> NDArray[np.uint32]:
         """uint32 [size], in place: when samples came, in Unix seconds."""
         return self._times[: self.size]
@@ -136,28 +157,28 @@ class Members:
         """int32 [size], in place: the rank of each position in its group."""
         return self._ranks[: self.size]
 
-    def group_of(self, labels: NDArray[np.integer]) -> Ints:
-        """Return the groups of samples with these labels."""
-        return labels.astype(np.int64) if self.by_class else np.zeros(len(labels), np.int64)
+    def group_of(self, numbers: NDArray[np.integer]) -> Ints:
+        """Return the groups of samples with these numbers."""
+        return numbers.astype(np.int64) if self.by_class else np.zeros(len(numbers), np.int64)
 
     def groups_at(self, positions: Ints) -> Ints:
         """Return the groups of positions."""
-        return self.group_of(self._labels[positions])
+        return self.group_of(self._numbers[positions])
 
     def group_at(self, position: int) -> int:
         """Return the group of a position."""
-        return int(self._labels[position]) if self.by_class else 0
+        return int(self._numbers[position]) if self.by_class else 0
 
-    def extend(self, labels: Ints, ids: Ints) -> int:
+    def extend(self, numbers: Ints, ids: Ints) -> int:
         """Add samples; return the position of the first."""
-        first, count = self.size, len(labels)
+        first, count = self.size, len(numbers)
         if first + count > len(self._ids):
             doubled = 2 * len(self._ids) if self.most is None else min(2 * len(self._ids), self.most)
             self._allocate(max(first + count, doubled))
         self.size += count
         positions = np.arange(first, first + count)
-        self._labels[positions], self._ids[positions] = labels, ids
-        groups = self.group_of(labels)
+        self._numbers[positions], self._ids[positions] = numbers, ids
+        groups = self.group_of(numbers)
         for number in dict.fromkeys(groups.tolist()):
             of_group = positions[groups == number]
             rank = self._join(number, of_group)
@@ -165,25 +186,37 @@ class Members:
         self._mark(positions)
         return first
 
-    def replace(self, position: int, label: int, id: int) -> None:
+    def replace(self, position: int, number: int, id: int) -> None:
         """Let a position hold another sample."""
         old = self.group_at(position)
-        self._labels[position], self._ids[position] = label, id
+        self._numbers[position], self._ids[position] = number, id
         new = self.group_at(position)
         if old != new:
             self._leave(position, old)
             self._ranks[position] = self._join(new, np.array([position]))
         self._mark(position)
 
-    def replace_in_groups(self, positions: Ints, labels: Ints, ids: Ints) -> None:
+    def replace_in_groups(self, positions: Ints, numbers: Ints, ids: Ints) -> None:
         """Let positions hold other samples of their groups; if one comes twice, its last sample counts."""
-        self._labels[positions], self._ids[positions] = labels, ids
+        self._numbers[positions], self._ids[positions] = numbers, ids
         self._mark(positions)
 
-    def note_times(self, positions: Ints, times: NDArray[Any] | int) -> None:
+    def note(self, positions: Ints, labels: NDArray[np.integer], times: NDArray[Any] | int) -> None:
+        """Note the labels of the samples at positions, and when they came."""
+        self._labels[positions], self._times[positions] = labels, times
+        self._mark(positions)
+
+    def note_times(self, positions: Ints, times: int) -> None:
         """Note when the samples at positions came."""
         self._times[positions] = times
         self._mark(positions)
+
+    def move(self, position: int, old: int) -> None:
+        """Let a position hold the sample at another one, which is to be removed."""
+        self.replace(position, int(self._numbers[old]), int(self._ids[old]))
+        self.note(np.array([position]), self._labels[old : old + 1], self._times[old : old + 1])
+        if self.keys is not None:
+            self.keys.put(position, self.keys.at(old))
 
     def remove_last(self) -> None:
         """Remove the sample at the last position."""
@@ -191,6 +224,8 @@ class Members:
         self._leave(position, self.group_at(position))
         self._mark(position)
         self.size -= 1
+        if self.keys is not None:
+            self.keys.forget_order()
 
     def restore(self, entries: NDArray[np.void], by_class: bool) -> None:
         """Take over the index of a checkpoint, an entry for each sample."""
@@ -201,6 +236,10 @@ class Members:
         self._ids[:size], self._labels[:size], self._ranks[:size] = (entries[name] for name in ("id", "label", "rank"))
         if "time" in (entries.dtype.names or ()):
             self._times[:size] = entries["time"]
+            if self._apart:
+                self._own_groups[:size] = entries["beside"]
+            if self.keys is not None:
+                self.keys.fill(entries["beside"].view(np.float32))
         for number, positions in self._grouped():
             self.groups[number] = self._new_group()
             self.groups[number].put(self._ranks[positions].astype(np.int64), positions)
@@ -210,7 +249,7 @@ class Members:
         """Let every class be a group from now on."""
         self.by_class = True
         self.groups.clear()
-        self.sizes = Sizes()
+        self.sizes = Sizes(self.sizes.weights)
         for number, positions in self._grouped():
             self._ranks[positions] = np.arange(len(positions))
             self._join(number, positions)
@@ -223,6 +262,10 @@ class Members:
         self._dirty[:] = False
         columns: dict[str, NDArray[Any]] = {"id": self._ids, "label": self._labels}
         columns |= {"rank": self._ranks, "time": self._times}
+        if self._apart:
+            columns["beside"] = self._own_groups
+        if self.keys is not None:
+            columns["beside"] = self.keys.values.view(np.int32)
         return POSITIONS.pack(rows, self.size, columns)
 
     def _mark(self, positions: Ints | int) -> None:
@@ -257,7 +300,7 @@ class Members:
         """Yield the groups of all positions, and the positions of each in rising order."""
         if self.size == 0:
             return
-        groups = self.group_of(self.labels)
+        groups = self.group_of(self.numbers)
         order = np.argsort(groups, kind="stable")
         numbers, starts = np.unique(groups[order], return_index=True)
         yield from zip(numbers.tolist(), np.split(order, starts[1:]), strict=True)
@@ -265,6 +308,10 @@ class Members:
     def _allocate(self, capacity: int) -> None:
         self._ids = _grown(self._ids, self.size, capacity, 0)
         self._labels = _grown(self._labels, self.size, capacity, -1)
+        if self._apart:
+            self._own_groups = _grown(self._own_groups, self.size, capacity, 0)
+        if self.keys is not None:
+            self.keys.allocate(capacity)
         self._ranks = _grown(self._ranks, self.size, capacity, 0)
         self._times = _grown(self._times, self.size, capacity, 0)
         rows = POSITIONS.rows(capacity)
@@ -319,6 +366,8 @@ class Placement:
         Whether a group is a class.
     at_once
         Whether to take the memory for so many samples of storage at once.
+    beside, weights
+        As of `Members`.
 
     Attributes
     ----------
@@ -341,14 +390,17 @@ class Placement:
     seen
         Those of them that storage is a sample of: forgotten ones do not count.
     seen_of
-        The same for each label.
+        The same for each label, or for each group of a field.
     entered
         Told in turn of each position that joins a group, and of the position of the group whose slot it took, -1 for
         none; None for nobody to tell.
     """
 
-    def __init__(self, seed: int, slots: int, limit: int | None, by_class: bool, at_once: bool = False) -> None:
-        self.members: Members = Members(by_class, limit, at_once)
+    def __init__(
+        self, seed: int, slots: int, limit: int | None, by_class: bool, at_once: bool = False, *,
+        beside: str | None = None, weights: Mapping[int, int] | None = None,
+    ) -> None:  # fmt: skip
+        self.members: Members = Members(by_class, limit, at_once, beside=beside, weights=weights)
         self.limit: Any = limit
         self.arrivals: int = 0
         self.seen: int = 0
@@ -368,7 +420,7 @@ class Placement:
         self._rank: Ints = np.arange(slots)
         self.count: int = 0
         self.planned_count: int = 0
-        self.of_group: Sizes = Sizes()
+        self.of_group: Sizes = Sizes(self.members.sizes.weights)
         self._group_slots: GroupSlots | None = None  # once an admission asks for them
         self._leaving: dict[int, int] = {}  # from positions that are visible, but not planned there, to their slots
         self._dirty: NDArray[np.bool_] = np.zeros(SLOTS.rows(slots), np.bool_)  # rows of the index to write
@@ -399,6 +451,10 @@ class Placement:
     def labels_and_ids(self, positions: Ints) -> tuple[Ints, Ints]:
         """Return the labels and ids at positions, int64 [n] each."""
         return self.members.labels[positions].astype(np.int64), self.members.ids[positions]
+
+    def labels_and_groups(self, positions: Ints) -> tuple[Ints, Ints]:
+        """Return the labels and groups at positions, int64 [n] each."""
+        return self.members.labels[positions].astype(np.int64), self.members.groups_at(positions)
 
     def occupied(self) -> Ints:
         """Return the slots that hold a sample, in place."""
@@ -503,10 +559,11 @@ class Placement:
         if planned >= 0 and planned != shown:
             decisions.late[position] = sample
 
-    def note_times(self, decisions: Decisions, times: Ints | int) -> None:
-        """Note when samples came that storage keeps: each one's Unix time, or one for all."""
+    def note(self, decisions: Decisions, labels: Ints, times: Ints | int) -> None:
+        """Note the labels of samples that storage keeps, and when they came: each one's Unix time, or one for all."""
         kept = decisions.positions >= 0
-        self.members.note_times(decisions.positions[kept], times if isinstance(times, int) else times[kept])
+        moments = times if isinstance(times, int) else times[kept]
+        self.members.note(decisions.positions[kept], labels[kept], moments)
 
     def displace(self, decisions: Decisions, sample: int, position: int, label: int, id: int) -> None:
         """Let a sample take a position, which leaves memory."""
@@ -652,8 +709,8 @@ class Placement:
         Storage may have dropped others of the stream that would be forgotten now. Their number is an estimate: in each
         class the dropped samples have the same share of them as the stored ones.
         """
-        labels = self.members.labels
-        if 0 < len(doomed) < self.size and self.limit is not None and self.seen > self.size:
+        labels = self.members.numbers
+        if 0 < len(doomed) < self.size and self.limit is not None and self.seen > self.size >= self.limit:
             # A reservoir with room to spare would keep every sample to come, and be no uniform sample any more. One
             # that has forgotten everything is as it was in the beginning.
             self.limit = self.size - len(doomed)
@@ -672,8 +729,7 @@ class Placement:
 
     def move(self, position: int, old: int) -> None:
         """Give the sample at `old` a position whose sample is gone."""
-        self.members.replace(position, int(self.members.labels[old]), int(self.members.ids[old]))
-        self.members.note_times(np.array([position]), self.members.times[old])
+        self.members.move(position, old)
         planned, shown = int(self._slot_of[old]), self.slot_shown(old)
         self._slot_of[position], self._slot_of[old] = planned, -1
         if planned >= 0:
@@ -709,13 +765,13 @@ class Placement:
         used = random.permutation(np.flatnonzero((self.planned >= 0) | (self.visible >= 0)))
         if by_class and len(used) > slots:
             holder = np.where(self.planned[used] >= 0, self.planned[used], self.visible[used])
-            labels = self.members.labels[holder]
-            # The rank of each within its class: those of low rank stay, so that classes give way evenly.
-            order = np.argsort(labels, kind="stable")
-            starts = np.searchsorted(labels[order], labels[order])
-            ranks = np.empty(len(used), np.int64)
+            groups = self.members.groups_at(holder)
+            # The rank of each within its group: those of low rank stay, so that groups give way evenly.
+            order = np.argsort(groups, kind="stable")
+            starts = np.searchsorted(groups[order], groups[order])
+            ranks = np.empty(len(used), np.float64)
             ranks[order] = np.arange(len(used)) - starts
-            used = used[np.argsort(ranks, kind="stable")]
+            used = used[np.argsort(ranks / self.of_group.weights_of(groups), kind="stable")]
         return np.sort(used[:slots])
 
     def resize_memory(self, slots: int, keep: Ints) -> Ints:
@@ -785,7 +841,7 @@ class Placement:
         used = np.flatnonzero(planned >= 0)
         self._slot_of[planned[used]] = used
         self.planned_count = len(used)
-        self.of_group, self._group_slots = Sizes(), None
+        self.of_group, self._group_slots = Sizes(self.members.sizes.weights), None
         for group, size in Counter(self.members.groups_at(planned[used]).tolist()).items():
             self.of_group.change(group, size)
 

@@ -3,6 +3,7 @@
 import heapq
 from array import array
 from bisect import bisect_left, insort
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,19 +16,36 @@ _SPARE = 64  # entries of a heap beyond two for each group
 class Sizes(dict[int, int]):
     """The size of each group by its number; `change` is the only writer.
 
-    A heap holds for every group an entry that is at least as large as its size. So the largest group is found without
+    A heap holds for every group an entry that is at least as large as its load. So the largest load is found without
     a look at the others: an entry that is too large is set right as it comes up, one that is too small has a larger one
     beside it and goes.
+
+    Parameters
+    ----------
+    weights
+        Of the groups: the load of a group is its size over its weight. None for weights of 1.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, weights: Mapping[int, int] | None = None) -> None:
         super().__init__()
-        self._heap: list[tuple[int, int]] = []
+        self.weights: Mapping[int, int] | None = weights
+        self._heap: list[tuple[float, int]] = []
 
     @property
     def memory_bytes(self) -> int:
         """DRAM held by the heap."""
         return 72 * len(self._heap)
+
+    def load(self, number: int, more: int = 0) -> float:
+        """Return the size of a group, were it larger by `more`, over its weight."""
+        size = self.get(number, 0) + more
+        return size if self.weights is None else size / self.weights.get(number, 1)
+
+    def weights_of(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the weights of groups."""
+        if self.weights is None:
+            return np.ones(len(numbers), np.int64)
+        return np.array([self.weights.get(number, 1) for number in numbers.tolist()], np.int64)
 
     def change(self, number: int, by: int) -> None:
         """Let a group grow or shrink."""
@@ -37,20 +55,20 @@ class Sizes(dict[int, int]):
             return
         self[number] = size
         if by > 0:
-            heapq.heappush(self._heap, (-size, number))
+            heapq.heappush(self._heap, (-self.load(number), number))
             if len(self._heap) > 2 * len(self) + _SPARE:
-                self._heap = [(-size, number) for number, size in self.items()]
+                self._heap = [(-self.load(number), number) for number in self]
                 heapq.heapify(self._heap)
 
     def largest(self) -> int:
-        """Return the group of most members, of several the lowest number; -1 of none."""
+        """Return the group of the largest load, of several the lowest number; -1 of none."""
         heap = self._heap
         while heap:
-            size, number = heap[0]
-            there = self.get(number, 0)
-            if there == -size:
+            load, number = heap[0]
+            there = self.load(number)
+            if there == -load:
                 return number
-            if 0 < there < -size:
+            if 0 < there < -load:
                 heapq.heapreplace(heap, (-there, number))
             else:
                 heapq.heappop(heap)

@@ -53,6 +53,7 @@ _CHECK = record({
     "under_way": sequence(row(_COUNT, sequence(_COUNT), sequence(_COUNT))),
     "count": _COUNT,
 }, {
+    "admission": record({"by": text(), "beside": optional(text())}, {"quotas": _anything}),
     "way_back": boolean, "dram": integer(1, 2**60), "field_codecs": mapping(text()),
     "means": mapping(integer(1, 2**30)),
 })  # fmt: skip
@@ -97,13 +98,21 @@ def _has_decks(meta: dict[str, Any]) -> bool:
     return isinstance(meta["swap"], list) and meta["swap"][0] == "deck"
 
 
-def check_positions(entries: NDArray[np.void], by_class: bool, some_labels: bool, path: object) -> None:
-    """Refuse an index of positions with impossible labels or ranks.
+def check_positions(
+    entries: NDArray[np.void], by_class: bool, some_labels: bool, beside: str | None, path: object
+) -> None:
+    """Refuse an index of positions with impossible labels, groups, keys or ranks.
 
     `some_labels` allows samples with labels beside samples without.
     """
     labels, ranks = entries["label"].astype(np.int64), entries["rank"].astype(np.int64)
     groups = labels if by_class else np.zeros(len(labels), np.int64)
+    if beside == "group":
+        groups, by_class = entries["beside"].astype(np.int64), False
+    if beside is not None and (entries["beside"] < 0).any():  # the sign of a key as well
+        raise CorruptionError(f"{path}: the index names impossible groups or keys")
+    if beside == "key" and np.isnan(entries["beside"].view(np.float32)).any():
+        raise CorruptionError(f"{path}: the index names impossible keys")
     order = np.lexsort((ranks, groups))
     # In each group the ranks are 0 and up.
     ascending = groups[order]

@@ -104,8 +104,11 @@ class IndexTable(NamedTuple):
         return rows.reshape(-1).view(self.entry)[:size]
 
 
-POSITIONS = IndexTable(np.dtype([("id", "<i8"), ("label", "<i4"), ("rank", "<i4"), ("time", "<i8")]), Kind.POSITIONS)
-"""By position: id, label (-1 for none), rank in its group, and the Unix time of its arrival in seconds."""
+POSITIONS = IndexTable(
+    np.dtype([("id", "<i8"), ("label", "<i4"), ("rank", "<i4"), ("time", "<u4"), ("beside", "<i4")]), Kind.POSITIONS
+)
+"""By position: id, label (-1 for none), rank in its group, the Unix time of its arrival in seconds, and its group where
+that is no label, or its float32 key, or 0."""
 POSITIONS_2 = IndexTable(np.dtype([("id", "<i8"), ("label", "<i8"), ("rank", "<i8")]), Kind.POSITIONS)
 """Those of buffers of version 2, without times."""
 SLOTS = IndexTable(np.dtype([("planned", "<i8"), ("visible", "<i8"), ("swapped", "<i8"), ("order", "<i8")]), Kind.SLOTS)

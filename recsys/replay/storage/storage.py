@@ -380,7 +380,8 @@ class Storage:
             raise CorruptionError(f"{self.store.path}: the index does not describe the {size} samples")
         table = POSITIONS if meta["version"] == VERSION else POSITIONS_2
         entries = table.unpack(rows, size)
-        check_positions(entries, meta["by_class"], meta["same_class"] is False, self.store.path)
+        beside = meta.get("admission", {}).get("beside")
+        check_positions(entries, meta["by_class"], meta["same_class"] is False, beside, self.store.path)
         return entries
 
     def read_slots(self, meta: Mapping[str, Any]) -> NDArray[np.void]:
