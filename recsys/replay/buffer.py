@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from memhier.arguments import as_ints, check_int, check_number, check_range
 from memhier.closing import Closing
-from memhier.errors import ClosedError
+from memhier.errors import BudgetError, ClosedError
 from memhier.fields import described
 from memhier.files import Files
 from memhier.recsys.replay.ahead import BatchQueue
@@ -26,12 +26,13 @@ from memhier.recsys.replay.division import Buffers
 from memhier.recsys.replay.placement.admit import Admission
 from memhier.recsys.replay.placement.memory import Memory
 from memhier.recsys.replay.placement.named import admission, stored_admission
-from memhier.recsys.replay.placement.placement import Members, Placement
+from memhier.recsys.replay.placement.placement import Decisions, Members, Placement
 from memhier.recsys.replay.policies import SwapPolicy, encoded_policy, stored_policy, swap_policy
 from memhier.recsys.replay.reader import MemoryReader
 from memhier.recsys.replay.schema import Columns, Schema, as_array, check_update
 from memhier.recsys.replay.settings import CODES, BufferSettings, Tiers, as_schema, stored_schema
 from memhier.recsys.replay.storage.described import VERSION
+from memhier.recsys.replay.storage.room import ENTRY_BYTES
 from memhier.recsys.replay.storage.storage import KIND, META, Storage
 from memhier.recsys.replay.stored import StoredSamples
 from memhier.recsys.replay.streams import Purpose, Uniforms, stream
@@ -85,8 +86,10 @@ class CarouselBuffer(Closing):
         Size of the storage tier: samples as an int, bytes as text, or None for no limit. The tier never exceeds a limit
         in bytes, with checkpoints or without. It has room for each sample twice: as of the last checkpoint, to which a
         crash goes back, and as it is now (once with ``admit="everything"``, except for mutable fields). A sample of
-        variable packed size counts as large as it may become. Batches drawn ahead and the values given to `checkpoint`
-        come on top. ``stats()["storage_limit"]`` is the limit in samples.
+        variable packed size counts as large as it may become, but where its `Field` has a `mean`: then storage holds as
+        many samples as fit by their own bytes, at most as many as of that length. Samples that turn out longer make
+        others, drawn at random, leave; the limit stays at those left, as after `resize`. Batches drawn ahead and the
+        values given to `checkpoint` come on top. ``stats()["storage_limit"]`` is the limit in samples.
     schema
         The fields of a sample: a `Schema`, or its argument.
     admit
@@ -180,7 +183,7 @@ class CarouselBuffer(Closing):
     def _set_up(self, settings: BufferSettings, storage: Storage, tiers: Tiers) -> None:
         self._settings = settings
         self._storage = storage
-        self._dram = tiers.dram
+        self._dram, self._rated = tiers.dram, tiers.rated
         at_once = tiers.buffers.stored is not None
         kept = settings.admission
         self._placement = Placement(
@@ -244,13 +247,14 @@ class CarouselBuffer(Closing):
                 there, meta["codecs"], kept, policy, meta["seed"], meta["delay"], meta["same_class"],
                 meta.get("way_back", False),
             )  # fmt: skip
-            there_are = Tiers(meta["slots"], limit, dram, Buffers() if dram is None else Buffers.within(dram, limit))
+            there_are = Tiers(meta["slots"], limit, dram, Buffers() if dram is None else Buffers.within(dram, limit),
+                              meta.get("rated"))  # fmt: skip
             tiers = there_are if memory is None else settings.tiers(memory, None, limit)
             with described(f"{path}: the samples"):
                 storage = Storage(store, settings.held, settings.codecs, limit is not None, tiers.buffers)
         self = cls.__new__(cls)
         with _closing_on_error(storage):
-            self._set_up(settings, storage, replace(tiers, slots=there_are.slots))
+            self._set_up(settings, storage, replace(tiers, slots=there_are.slots, rated=there_are.rated))
         with _closing_on_error(self):
             self._restore(meta)
             storage.keep_way_back(settings.way_back)
@@ -393,10 +397,41 @@ class CarouselBuffer(Closing):
         columns = self._settings.encoding.encode(columns)
         self._storage.check(columns)
         admission.check(placement, count)
+        if self._rated is None:
+            with self._writing(BaseException):
+                return self._admit(columns, marks, names, values, moments)[1]
+        self._check_fits(columns)
+        times = np.broadcast_to(moments, count)
+        positions: Ints = np.full(count, -1)
         with self._writing(BaseException):
-            decisions = admission.admit(placement, marks, names, values)
-            placement.note(decisions, marks, moments)
-            return self._swapper.take_in(decisions, columns, marks, names)
+            for some in self._storage.pieces(columns):
+                part = {name: array[some] for name, array in columns.items()}
+                decisions = self._admit(part, marks[some], names[some], values[some], times[some])[0]
+                positions[np.isin(positions, decisions.positions)] = -1
+                lasting = decisions.lasting()
+                positions[some.start + lasting] = decisions.positions[lasting]
+                while (excess := self._storage.excess(self._rated)) and placement.size > 1:
+                    moved = self._drop(max(1, placement.size - excess))
+                    positions = np.where(positions >= 0, moved[positions], -1)
+        return np.array([placement.slot_shown(at) if at >= 0 else -1 for at in positions.tolist()], np.int64)
+
+    def _admit(
+        self, columns: Columns, labels: Ints, ids: Ints, values: NDArray[Any], times: Ints | int
+    ) -> tuple[Decisions, Ints]:
+        """Take samples in; return their places and slots."""
+        placement = self._placement
+        decisions = self._settings.admission.admit(placement, labels, ids, values)
+        placement.note(decisions, labels, times)
+        return decisions, self._swapper.take_in(decisions, columns, labels, ids)
+
+    def _check_fits(self, columns: Columns) -> None:
+        """Raise BudgetError for samples beyond the bytes of a storage that keeps everything."""
+        if self._rated is None or self._settings.copies(True).replaces:
+            return
+        more = int((self._storage.format.most_bytes(columns) + ENTRY_BYTES).sum())
+        if self._storage.excess(self._rated, more):
+            raise BudgetError(f"storage: {self._placement.size} samples are there and {more} bytes of more do not fit; "
+                              "use a larger storage, or admit='reservoir' to keep a sample of the stream")  # fmt: skip
 
     def _checked_labels(self, labels: Any, count: int) -> Ints:
         """Return labels as integers, -1 for none; the first samples of a buffer decide whether it has labels."""
@@ -635,6 +670,7 @@ class CarouselBuffer(Closing):
             **({"means": settings.schema.means} if settings.schema.means else {}),
             **({"way_back": True} if settings.way_back else {}),
             **({} if self._dram is None else {"dram": self._dram}),
+            **({} if self._rated is None else {"rated": self._rated}),
             "by_class": placement.members.by_class,
             "admit": settings.admission.name,
             **({"admission": there} if (there := settings.admission.encoded()) else {}),
@@ -791,6 +827,9 @@ class CarouselBuffer(Closing):
             if storage is not None:
                 assert tiers.limit is not None
                 self._resize_storage(tiers.limit)
+                self._rated = tiers.rated
+                while self._rated and (excess := self._storage.excess(self._rated)) and self._placement.size > 1:
+                    self._drop(max(1, self._placement.size - excess))
             if tiers.slots != self.capacity and (memory is not None or storage is not None):
                 self._resize_memory(tiers.slots)
             self._dram = tiers.dram
@@ -808,19 +847,29 @@ class CarouselBuffer(Closing):
                 "uniform sample cannot be had"
             )
         if limit < size:
-            random = stream(self._settings.seed, Purpose.RESIZE, placement.arrivals)
-            keys = placement.members.keys
-            order = random.permutation(size) if keys is None else keys.order(size)
-            doomed = np.sort(order[limit:])
-            self._check_removable(doomed)
-            self._remove(doomed)
+            self._drop(limit)
         placement.set_limit(limit)
+
+    def _drop(self, limit: int) -> Ints:
+        """Let storage keep `limit` samples from now on; return the new position of each old one, -1 for none."""
+        placement, size = self._placement, self._placement.size
+        random = stream(self._settings.seed, Purpose.RESIZE, placement.arrivals)
+        keys = placement.members.keys
+        order = random.permutation(size) if keys is None else keys.order(size)
+        doomed = np.sort(order[limit:])
+        self._check_removable(doomed)
+        moved = np.arange(size)
+        moved[doomed], moved[placement.movers(doomed)] = -1, doomed[doomed < limit]
+        self._remove(doomed)
+        placement.set_limit(limit)
+        return moved
 
     def _bound_storage(self) -> None:
         """Let storage take no more bytes than the samples that it may hold."""
         limit = self._placement.limit
         if limit is not None:
-            self._storage.keep_within(self._settings.log_bytes(limit, self._placement.slots))
+            rated, packed = self._rated or limit, self._rated is not None
+            self._storage.keep_within(self._settings.log_bytes(rated, self._placement.slots, packed))
 
     @property
     def keeps_classes(self) -> bool:

@@ -49,15 +49,15 @@ class Field:
     mean
         The first length that is expected on average, of a field whose lengths differ. A budget of memory holds as many
         slots as samples of that length, and each sample takes as many bytes as it has, in blocks of 64: if samples
-        turn out longer, memory holds fewer. By default `longest`: memory has room for that in every slot. For a field
-        with a codec of images or zstd: the bytes expected of a value once it is packed.
+        turn out longer, memory holds fewer; so does storage in bytes. By default `longest`: there is room for that in
+        every slot. For a field with a codec of images or zstd: the bytes expected of a value once it is packed.
     mutable
         Whether `feedback` may give it a new value, such as the logits of DER++. The new value stays with the sample.
     codec
         The codec in which both tiers hold it, memory as well, so that a budget of DRAM holds more samples; None for
         plain values. A batch is decoded as it is drawn. For float32: ``"int8"``, four numbers in the bytes of one, off
-        by at most 0.5001 / 127 of the value's largest magnitude; ``"fp16"`` or ``"bf16"``; or `ProductCodes`. The
-        others that `CarouselBuffer` knows, too.
+        by at most 0.5001 / 127 of the value's largest magnitude, if that is 2e-36 or more (the smallest become 0);
+        ``"fp16"`` or ``"bf16"``; or `ProductCodes`. The others that `CarouselBuffer` knows, too.
 
     Examples
     --------

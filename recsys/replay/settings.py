@@ -51,12 +51,15 @@ class Tiers:
         The budget in bytes that they came from; None where memory was given in samples.
     buffers
         Beside them.
+    rated
+        The samples of mean lengths that a storage in bytes has room for; None where samples count as the longest.
     """
 
     slots: int
     limit: int | None
     dram: int | None
     buffers: Buffers
+    rated: int | None = None
 
 
 @dataclass(frozen=True)
@@ -105,10 +108,9 @@ class BufferSettings:
         """Whether a group of samples is a class."""
         return bool(self.same_class) or self.admission.by_class
 
-    @property
-    def copies(self) -> Copies:
+    def copies(self, packed: bool) -> Copies:
         """How often storage may have a sample beside the last checkpoint."""
-        return Copies(not isinstance(self.admission, Everything), self.way_back)
+        return Copies(not isinstance(self.admission, Everything), self.way_back, packed)
 
     def tiers(
         self, memory: int | str, storage: int | str | None, kept: int | None = None, buffers: Buffers | None = None
@@ -132,13 +134,21 @@ class BufferSettings:
         if not isinstance(memory, str):
             slots = check_int("memory", memory, 1, 2**31 - 1, "samples")
             limit = kept if storage is None else self.storage_limit(storage, slots)
-            return Tiers(slots, limit, None, buffers or Buffers())
+            return Tiers(slots, limit, None, buffers or Buffers(), self._rated(storage, limit))
         dram = parse_bytes(memory, "memory")
         limit = kept if storage is None else self.storage_limit(storage, max(1, self.slots_within(dram)))
         slots = self._slots(dram, limit, buffers)
         if slots < 1:
             self._refuse(memory, dram, limit, buffers)
-        return Tiers(slots, limit, dram, buffers or Buffers.within(dram, limit))
+        return Tiers(slots, limit, dram, buffers or Buffers.within(dram, limit), self._rated(storage, limit))
+
+    def _rated(self, storage: int | str | None, limit: int | None) -> int | None:
+        return limit if isinstance(storage, str) and self._packs else None
+
+    @property
+    def _packs(self) -> bool:
+        """Whether a storage in bytes counts samples by mean lengths."""
+        return bool(self.held.means) and self._records[1] == 0
 
     def _refuse(self, memory: str, dram: int, limit: int | None, buffers: Buffers | None) -> None:
         """Raise for a budget that holds no sample."""
@@ -202,9 +212,9 @@ class BufferSettings:
         if not isinstance(storage, str):
             return check_int("storage", storage, 1, 2**40, "samples")
         budget = max(0, parse_bytes(storage, "storage") - self._codes_bytes)
-        limit = samples_within(budget, self.held, self.codecs, slots, self.copies)
+        limit = samples_within(budget, self.held, self.codecs, slots, self.copies(self._packs))
         if limit < 1:
-            least = self.storage_bytes(1, slots)
+            least = self.log_bytes(1, slots, self._packs) + self._codes_bytes
             raise BudgetError(
                 f"storage={storage!r}: one sample, with the parts that every store has, needs up to {least} bytes"
             )
@@ -214,9 +224,9 @@ class BufferSettings:
         """Return the bytes on SSD that `limit` samples take at most, beside a memory of `slots`."""
         return self.log_bytes(limit, slots) + self._codes_bytes
 
-    def log_bytes(self, limit: int, slots: int) -> int:
-        """Return those of them that are not of product codes."""
-        return storage_bytes(limit, self.held, self.codecs, slots, self.copies)
+    def log_bytes(self, limit: int, slots: int, packed: bool = False) -> int:
+        """Return those of them that are not of product codes; `packed`, by mean lengths."""
+        return storage_bytes(limit, self.held, self.codecs, slots, self.copies(packed))
 
     @property
     def codes(self) -> dict[str, ProductCodes]:

@@ -54,7 +54,7 @@ _CHECK = record({
     "count": _COUNT,
 }, {
     "admission": record({"by": text(), "beside": optional(text())}, {"quotas": _anything}),
-    "way_back": boolean, "dram": integer(1, 2**60), "field_codecs": mapping(text()),
+    "rated": integer(1, 2**60), "way_back": boolean, "dram": integer(1, 2**60), "field_codecs": mapping(text()),
     "means": mapping(integer(1, 2**30)),
 })  # fmt: skip
 _DECK = (integer(-1, 2**31 - 1), optional(integer(0, 2**62)), integer(0, 2**64 - 1), sequence(_COUNT))

@@ -58,9 +58,13 @@ class SampleCodec:
             isinstance(codec, RawCodec) for codec in self._codecs.values()
         )
         columns = schema.columns
-        self.longest: int = 4 * len(self._codecs) + sum(
-            longest_of(codec, columns[name]) for name, codec in self._codecs.items()
-        )
+        most = {name: longest_of(codec, columns[name]) for name, codec in self._codecs.items()}
+        self.longest: int = 4 * len(self._codecs) + sum(most.values())
+        # Bytes of an element of each field that is cut to its length.
+        self._elements = {name: most[name] // schema.fields[name].longest for name in self._varying}
+        means = {name: schema.means[name] * size for name, size in self._elements.items() if name in schema.means}
+        # Of a record of mean lengths.
+        self.mean: int = 4 * len(self._codecs) + sum((most | means).values())
 
     def in_place(self, out: Columns) -> NDArray[np.uint8] | None:
         """Return the field of plain records as rows to be filled; None for any other records."""
@@ -94,6 +98,14 @@ class SampleCodec:
             codec.decode(rows[:, start:stop], out[name])
             start = stop
         self._check_lengths(out)
+
+    def most_bytes(self, columns: Columns) -> NDArray[np.int64]:
+        """Return how many bytes the record of each sample takes at most, int64 [n]: by its own lengths."""
+        rest = self.longest - sum(size * self._longest[f"{name}.length"] for name, size in self._elements.items())
+        most: NDArray[np.int64] = np.full(len(next(iter(columns.values()))), rest)
+        for name, size in self._elements.items():
+            most += size * columns[f"{name}.length"].astype(np.int64)
+        return most
 
     def records(self, columns: Columns) -> list[bytes]:
         """Return samples as records of their own lengths."""

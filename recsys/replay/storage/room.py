@@ -17,9 +17,10 @@ from memhier.recsys.replay.storage.records import SampleCodec
 from memhier.rows.rows import rows_per_page
 from memhier.store.store import Store
 
-__all__ = ["Copies", "Growth", "Room", "reclaim", "samples_within", "storage_bytes"]
+__all__ = ["ENTRY_BYTES", "Copies", "Growth", "Room", "reclaim", "samples_within", "storage_bytes"]
 
-_ENTRY = 12
+ENTRY_BYTES = 12
+"""Of a record in the list of its part."""
 # The least share of live bytes after a checkpoint; and of those written since, if room is short.
 _KEPT_ALIVE, _FRESH_ALIVE = 0.8, 0.9
 _PART_BYTES = 2**16  # at least
@@ -31,7 +32,7 @@ _LARGE_BYTES = 2**16  # records of as many bytes begin and end on a page
 
 
 class Copies(NamedTuple):
-    """The copies of samples that storage may have beside those of the last checkpoint.
+    """The copies of samples that storage may have beside those of the last checkpoint, and how large they are.
 
     Attributes
     ----------
@@ -39,10 +40,13 @@ class Copies(NamedTuple):
         Whether samples replace others; else each is written once.
     way_back
         Whether the checkpoint before the last one is kept.
+    packed
+        Whether samples count by their mean lengths; else each counts as the longest.
     """
 
     replaces: bool
     way_back: bool
+    packed: bool = False
 
 
 def part_bytes(budget: int) -> int:
@@ -132,11 +136,13 @@ def reclaim(log: RowLog) -> None:
 def storage_bytes(limit: int, schema: Schema, codecs: Mapping[str, str], slots: int, copies: Copies) -> int:
     """Return the bytes on SSD that `limit` samples take at most, beside a memory of `slots`."""
     twice = (2 if copies.way_back else 1) / _KEPT_ALIVE + 1 / _FRESH_ALIVE
-    fixed, side = _sample_bytes(schema, codecs)
+    fixed, side, longest = _sample_bytes(schema, codecs, copies.packed)
     once = twice if copies.replaces else 1 / _KEPT_ALIVE
     # The index has an entry for each slot in use: no more than slots, and no more than samples.
     index = limit * _entry_bytes(POSITIONS) + min(slots, limit) * _entry_bytes(SLOTS)
     held = limit * (fixed * once + side * twice) + (index + 2 * INDEX_ROW_BYTES) * twice
+    if copies.packed:
+        held += 2 * longest * twice  # until samples have gone for those that turn out longer
     total = int(held)
     for _ in range(20):  # the parts set aside depend on the total
         part = part_bytes(total)
@@ -155,22 +161,25 @@ def samples_within(budget: int, schema: Schema, codecs: Mapping[str, str], slots
     return low
 
 
-def _sample_bytes(schema: Schema, codecs: Mapping[str, str]) -> tuple[float, float]:
-    """Return the bytes of a sample in the log of fixed fields, and in the log of mutable ones."""
+def _sample_bytes(schema: Schema, codecs: Mapping[str, str], packed: bool) -> tuple[float, float, float]:
+    """Return the bytes of a sample in the log of fixed fields, in the log of mutable ones, and at most."""
     fixed = SampleCodec(schema, [name for name in schema.fields if name not in schema.mutable], codecs)
     side = SampleCodec(schema, schema.mutable, codecs)
-    sizes = [0.0, 0.0]
-    for index, format in enumerate((fixed, side)):
-        size = format.longest if format.row_bytes is None else max(1, format.row_bytes)
+    sizes = [0.0, 0.0, 0.0]
+    whole = fixed.longest >= _LARGE_BYTES
+    for index, (format, longest) in enumerate(((fixed, fixed.mean if packed else fixed.longest), (side, 0),
+                                               (fixed, fixed.longest))):  # fmt: skip
+        size = longest if format.row_bytes is None else max(1, format.row_bytes)
         per_page = None if format.row_bytes is None else rows_per_page(size)
         # Pages are not full, since rows do not straddle them; large records begin and end on a page.
-        padded = PAGE_BYTES / per_page if per_page else size + (2 * PAGE_BYTES if size >= _LARGE_BYTES else 0)
-        sizes[index] = padded + _ENTRY
-    return sizes[0], sizes[1] if schema.mutable else 0.0
+        large = min(size / _LARGE_BYTES, 1) * whole
+        padded = PAGE_BYTES / per_page if per_page else size + 2 * PAGE_BYTES * large
+        sizes[index] = padded + ENTRY_BYTES
+    return sizes[0], sizes[1] if schema.mutable else 0.0, sizes[2]
 
 
 def _entry_bytes(table: IndexTable) -> float:
-    return (INDEX_ROW_BYTES + _ENTRY) / table.per_row
+    return (INDEX_ROW_BYTES + ENTRY_BYTES) / table.per_row
 
 
 def _catalog_bytes(budget: int) -> int:

@@ -24,7 +24,7 @@ from memhier.recsys.replay.schema import Columns, Schema
 from memhier.recsys.replay.storage.described import META, VERSION, check_positions, check_slots, decode_meta
 from memhier.recsys.replay.storage.index import INDEX_ROW_BYTES, POSITIONS, POSITIONS_2, SLOTS, Kind, index_keys, joined
 from memhier.recsys.replay.storage.records import SampleCodec
-from memhier.recsys.replay.storage.room import Growth, Room, reclaim
+from memhier.recsys.replay.storage.room import ENTRY_BYTES, Growth, Room, reclaim
 from memhier.recsys.replay.storage.staged import StagedSamples
 from memhier.store.store import Finding, Store
 
@@ -158,6 +158,23 @@ class Storage:
     def keep_within(self, budget: int) -> None:
         """Take no more than `budget` bytes on SSD from now on; `storage_bytes` computes it from a number of samples."""
         self._room = Room(self.store, self.logs, budget)
+
+    def excess(self, rated: int, more: int = 0) -> int:
+        """Return by how many samples of mean lengths storage, and `more` bytes, exceed the bytes of `rated` ones."""
+        each, longest = self.format.mean + ENTRY_BYTES, self.format.longest + ENTRY_BYTES
+        room = max(rated * each, longest) - more
+        if self.samples.live_bytes + len(self._staged) * longest > room:
+            self.settle()
+        return max(0, -((room - self.samples.live_bytes) // each))
+
+    def pieces(self, columns: Columns) -> Iterator[slice]:
+        """Yield parts of samples, in order, of at most the bytes of a longest one each."""
+        sizes = self.format.most_bytes(columns)
+        start = 0
+        while start < len(sizes):
+            fit = np.searchsorted(np.cumsum(sizes[start : start + _TOGETHER]), self.format.longest, "right")
+            yield slice(start, start + max(1, int(fit)))
+            start += max(1, int(fit))
 
     def append(self, positions: Ints, columns: Columns) -> None:
         """Set samples; if a position comes twice, the last one counts.
