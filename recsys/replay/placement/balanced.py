@@ -83,8 +83,10 @@ class Balanced:
 
     def values(self, labels: Ints, columns: Columns) -> NDArray[Any]:
         """See :class:`Admission`."""
-        groups = labels if self.by == "label" else columns[self.by]
-        name = "labels" if self.by == "label" else f"batch[{self.by!r}]"
+        if self.by == "label":
+            self.check_groups("labels", labels)
+            return labels
+        name, groups = f"batch[{self.by!r}]", columns[self.by]
         check_range(name, groups, 2**31, "a group, 0 to 2**31 - 1")
         self.check_groups(name, groups)
         return groups.astype(np.int64)
