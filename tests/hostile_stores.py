@@ -358,14 +358,17 @@ def use_index_of_fields(place: Path) -> None:
             raise type(error)(str(error).replace(str(settled), str(place))) from error
 
 
-def make_replay(place: Path) -> str:
-    from memhier.recsys.replay import CarouselBuffer, Field, ProductCodes
+def make_replay(place: Path, admit: str = "reservoir", storage: int | str = 60) -> str:
+    from memhier.recsys.replay import Balanced, CarouselBuffer, Field, ProductCodes, Weighted
 
+    admits: dict[str, Any] = {"quotas": Balanced("part", quotas={0: 9, 1: 20}), "weights": Weighted("part")}
     schema = {"x": ("float32", (3,)), "logits": Field("float32", (2,), mutable=True)}
     schema["text"] = Field("uint8", (None,), longest=20, mean=5)
     codes = ProductCodes.train(np.random.default_rng(1).random((256, 4), np.float32), 2, seed=0)
     schema |= {"latent": Field("float32", (4,), codec=codes), "state": Field("float32", (2,), codec="int8")}
-    with CarouselBuffer(place, memory=20, storage=60, schema=schema, swap="deck", codec={"x": "fp16"}) as buffer:
+    schema["part"] = Field("int32")
+    options: Any = {"schema": schema, "swap": "deck", "codec": {"x": "fp16"}, "admit": admits.get(admit, admit)}
+    with CarouselBuffer(place, memory=20, storage=storage, **options) as buffer:
         rng = np.random.default_rng(0)
         for start in range(0, 50, 10):
             buffer.add(
@@ -375,6 +378,7 @@ def make_replay(place: Path) -> str:
                     "text": [b"abc"] * 10,
                     "latent": rng.random((10, 4), np.float32),
                     "state": rng.random((10, 2), np.float32),
+                    "part": np.arange(10, dtype=np.int32) % 2,
                 },
                 labels=np.arange(10) % 3,
                 ids=np.arange(start, start + 10),
@@ -400,6 +404,7 @@ def use_replay(place: Path) -> None:
                 buffer.feedback(batch)
             row = {"x": np.ones((1, 3), np.float32), "logits": np.zeros((1, 2), np.float32), "text": [b"abc"]}
             row |= {"latent": np.ones((1, 4), np.float32), "state": np.ones((1, 2), np.float32)}
+            row["part"] = np.ones(1, np.int32)
             for _ in range(20):
                 buffer.add(row, labels=[1])
             buffer.checkpoint()
@@ -466,6 +471,8 @@ KINDS: dict[str, tuple[Callable[[Path], str], Callable[[Path], None]]] = {
     ),
     "index-of-fields": (make_index_of_fields, use_index_of_fields),
     "replay": (make_replay, use_replay),
+    "replay-of-quotas": (lambda place: make_replay(place, "quotas", "2MiB"), use_replay),
+    "replay-of-weights": (lambda place: make_replay(place, "weights"), use_replay),
     "bag": (make_bag, use_bag),
     "bag-of-adagrad": (lambda place: make_bag(place, "Adagrad"), lambda place: use_bag(place, "Adagrad")),
     "bag-of-adam": (lambda place: make_bag(place, "Adam"), lambda place: use_bag(place, "Adam")),

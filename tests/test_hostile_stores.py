@@ -14,6 +14,7 @@ SCRIPT = Path(__file__).with_name("hostile_stores.py")
 # Of how many changes the quick test makes one.
 KINDS = {
     "store": 15, "table": 25, "index": 60, "index-of-texts": 60, "index-of-fields": 120, "replay": 40,
+    "replay-of-quotas": 80, "replay-of-weights": 80,
     "bag": 60, "bag-of-adagrad": 60, "bag-of-adam": 60, "bag-to-read": 60, "decoder": 60,
 }  # fmt: skip
 

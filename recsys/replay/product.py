@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import tokenize
 from typing import Any, Self
 
 import numpy as np
@@ -99,7 +100,10 @@ class ProductCodes:
         ValueError
             If it is none.
         """
-        return cls(np.lib.format.read_array(io.BytesIO(value), allow_pickle=False))
+        try:
+            return cls(np.lib.format.read_array(io.BytesIO(value), allow_pickle=False))
+        except tokenize.TokenError as error:
+            raise ValueError(f"the header of an array ends too soon: {error}") from error
 
     @property
     def value(self) -> bytes:

@@ -198,3 +198,9 @@ def test_lost_or_damaged_product_codes_are_told(tmp_path: Path, value: Any) -> N
     for open_it in (CarouselBuffer.open, StoredSamples):
         with pytest.raises(CorruptionError, match="codes"):
             open_it(place)
+
+
+def test_product_codes_whose_header_is_cut_short_are_refused() -> None:
+    value = ProductCodes.train(np.random.default_rng(1).random((256, 4), np.float32), 2, seed=0).value
+    with pytest.raises(ValueError, match="the header of an array ends too soon"):
+        ProductCodes.decoded(value.replace(b"2)", b"2 ", 1))
