@@ -180,6 +180,21 @@ def test_parts_removed_rows_and_rows_that_wait(tmp_path_factory, seed):
                 index.commit()
 
 
+def test_some_lists_of_many_axes_are_put_in_order_and_not_all_scanned(tmp_path, monkeypatch):
+    monkeypatch.setattr(layout, "_VECTORS_PER_LIST", 40)
+    random = np.random.default_rng(5)
+    centres = random.normal(size=(40, 512))
+    vectors = (centres[random.integers(0, 40, 3040)] + 0.6 * random.normal(size=(3040, 512))).astype(np.float32)
+    vectors, queries, price = vectors[:3000], vectors[3000:], random.random(3000)
+    chosen = np.flatnonzero(price < 0.2)
+    exact = chosen[np.argsort(np.square(vectors[chosen] - queries[:, None]).sum(axis=2), axis=1)[:, :K]]
+    with ZoomIndex.build(tmp_path / "index", vectors, attributes={"price": price}, dram="8MiB") as index:
+        found = index.search(queries, K, recall=0.9, where="price < 0.2")
+        lists = index.stats()["lists"]
+    assert np.mean([len(np.intersect1d(*pair)) for pair in zip(found.ids, exact, strict=True)]) >= 0.9 * K
+    assert found.stats["probed"] < 0.7 * lists * len(queries)
+
+
 @pytest.mark.parametrize("native", [False, True])
 @pytest.mark.parametrize("codes", ["dram", "ssd"])
 def test_the_rows_and_lists_that_a_filter_leaves_are_those_of_a_plain_count(tmp_path, native, codes, monkeypatch):

@@ -19,7 +19,7 @@ _FEW_OF_K = 32  # likewise, by k
 _FEWEST = 256  # likewise, up to which their bounds are wide
 _FEW_EPS = 3.0  # standard errors of these
 _NORMAL_AXES = 32  # from which on the errors of codes, sums over axes, are taken as normal
-_FEW_LISTS = 128  # that are scanned sooner than put in order
+_FEW_LISTS, _FEW_AXES = 128, 128 * 128  # that are scanned sooner than put in order, and their axes in all
 _NEARLY = 4  # times the lists routed to at first, up to which a search is routed to all that hold rows left
 
 Escalation: TypeAlias = Literal["no", "wider", "exact"]
@@ -121,7 +121,7 @@ def _filtered(state: IndexSnapshot, k: int, recall: float, selection: Selection)
         return Effort(nprobe, eps, least=least, gap=gap, usual=usual, clear=clear, loss=loss)
     if few_lists is None or selection.left <= _FEWEST:
         eps = max(eps, _eps_of_few(calibration, k, recall))
-    if few_lists is not None and held > _FEW_LISTS and clear < np.inf:
+    if few_lists is not None and held > min(_FEW_LISTS, _FEW_AXES // state.space.padded) and clear < np.inf:
         least = few_lists
     else:
         nprobe, gap = lists, np.inf
