@@ -452,16 +452,19 @@ class ZoomIndex(Closing):
         CorruptionError
             When a page read from SSD differs from the page written.
         """
-        one = where if where is None or isinstance(where, str) else None
+        first = where[0] if isinstance(where, list) and len(where) == 1 else where
+        one = first if isinstance(first, str) else None
         options = SearchOptions(k, recall, one, candidates, nprobe, max_reads, deadline_ms, fields, radius, allow, deny)
         return self._search(queries, options, where=where)
 
     def _search(
         self, queries: object, options: SearchOptions, chosen: Chosen | None = None, where: object = None
     ) -> SearchResult:
-        """Search with options; a filter, or one for each query, comes as `where`."""
+        """Search with options; a filter, or one for each query, comes as `where`, and one alone in them, too."""
         self._check_open()
         matrix, single = check_queries(queries, self.dimension)
+        if len(matrix) == 1 and options.where is not None:  # the filter of all its queries
+            where = options.where
         if groups := query_groups(where, options.allow, options.deny, len(matrix), single=single):
             found = self._searcher.search_each(matrix, options, groups)
         else:

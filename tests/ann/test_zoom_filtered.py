@@ -15,6 +15,7 @@ from memhier.ann.zoom.preview.routing import router
 from memhier.ann.zoom.preview.routing.router import Router
 from memhier.ann.zoom.preview.scan_arguments import SCAN_TALLY, Candidates
 from memhier.ann.zoom.search import search as searching
+from memhier.ann.zoom.search.search import Selection
 from memhier.ann.zoom.storage import layout
 
 COUNT, DIMENSION, K = 6000, 16, 10
@@ -177,6 +178,61 @@ def test_parts_removed_rows_and_rows_that_wait(tmp_path_factory, seed):
             alive[new] = True
             if step % 2 == 0:
                 index.commit()
+
+
+def test_some_lists_of_many_axes_are_put_in_order_and_not_all_scanned(tmp_path, monkeypatch):
+    monkeypatch.setattr(layout, "_VECTORS_PER_LIST", 40)
+    random = np.random.default_rng(5)
+    centres = random.normal(size=(40, 512))
+    vectors = (centres[random.integers(0, 40, 3040)] + 0.6 * random.normal(size=(3040, 512))).astype(np.float32)
+    vectors, queries, price = vectors[:3000], vectors[3000:], random.random(3000)
+    chosen = np.flatnonzero(price < 0.2)
+    exact = chosen[np.argsort(np.square(vectors[chosen] - queries[:, None]).sum(axis=2), axis=1)[:, :K]]
+    with ZoomIndex.build(tmp_path / "index", vectors, attributes={"price": price}, dram="8MiB") as index:
+        found = index.search(queries, K, recall=0.9, where="price < 0.2")
+        lists = index.stats()["lists"]
+    assert np.mean([len(np.intersect1d(*pair)) for pair in zip(found.ids, exact, strict=True)]) >= 0.9 * K
+    assert found.stats["probed"] < 0.7 * lists * len(queries)
+
+
+@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("codes", ["dram", "ssd"])
+def test_the_rows_and_lists_that_a_filter_leaves_are_those_of_a_plain_count(tmp_path, native, codes, monkeypatch):
+    if native and backend.core is None:
+        pytest.skip("needs the compiled core")
+    if not native:
+        monkeypatch.setattr(backend, "core", None)
+    monkeypatch.setattr(layout, "_VECTORS_PER_LIST", 20)
+    if codes == "ssd":
+        monkeypatch.setattr(layout, "_fair_bytes", lambda axes: 99)
+    names = np.arange(COUNT)
+    with ZoomIndex.build(tmp_path / "index", VECTORS[:5003], attributes={"price": PRICE[:5003]}, dram="8MiB") as index:
+        assert index.stats()["codes"] == codes
+        index.add(VECTORS[5003:], ids=names[5003:], attributes={"price": PRICE[5003:]})
+        index.commit()
+        index.remove(names[::7])
+        index.commit()
+        made, of = [], Selection.of
+        monkeypatch.setattr(
+            Selection, "of", lambda state, *limits: made.append((state, of(state, *limits))) or made[-1][1]
+        )
+        for where, allow, deny in (
+            ("price < 0.005", None, None), ("price < 0.5", None, None), ("price < 0", None, None),
+            (None, names[:40], None), ("price < 0.1", None, names[:3000]), (None, None, names[::2]),
+        ):  # fmt: skip
+            left = np.arange(COUNT) % 7 != 0
+            left &= True if where is None else float(where.split()[-1]) > PRICE
+            left &= True if allow is None else np.isin(names, allow)
+            left &= True if deny is None else ~np.isin(names, deny)
+            index.search(QUERIES[0], 3, where=where, allow=allow, deny=deny)
+            state, (rows, *_) = made[-1]
+            assert rows.total == left.sum()
+            held = rows.lists
+            assert rows.held == (None if held is None else len(held))
+            if held is not None:
+                every = [np.searchsorted(part.arrays.starts, np.flatnonzero(unpack(bits, len(part))), side="right") - 1
+                         for part, bits in zip(state.parts, rows.bitmaps, strict=True)]  # fmt: skip
+                assert held.tolist() == np.unique(np.concatenate(every)).tolist()
 
 
 @given(data=st.data(), sizes=st.lists(st.integers(0, 200), max_size=40), share=st.sampled_from([0.0, 0.01, 0.3, 1.0]))

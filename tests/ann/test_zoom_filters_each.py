@@ -152,3 +152,18 @@ def test_no_queries_and_one_query(index, vectors):
         index.search(vectors[0], 3, where=["sold"]).ids.tolist()
         == index.search(vectors[0], 3, where="sold").ids.tolist()
     )
+
+
+def test_a_list_of_one_filter_for_one_query_is_that_filter(index, vectors):
+    for where in ("sold", "tags contains 3", "tags contains 3 and tags contains 1"):
+        alone, listed = index.search(vectors[:1], 3, where=where), index.search(vectors[:1], 3, where=[where])
+        assert alone.ids.tolist() == listed.ids.tolist()
+        assert alone.stats.keys() == listed.stats.keys()
+    named = isinstance(alone.ids[0, 0], str)
+    first = index.search(vectors[:1], 3, where=["sold"], allow=[["id4", "id7"] if named else [4, 7]])
+    assert first.ids[0].tolist() == (["id4", None, None] if named else [4, -1, -1])
+    assert index.search(vectors[:1], 3, where=[None]).ids.tolist() == index.search(vectors[:1], 3).ids.tolist()
+    with pytest.raises(TypeError, match=r"where\[0\]=7"):
+        index.search(vectors[:1], 2, where=[7])
+    with pytest.raises(ValueError, match="where has 1 filters for 2 queries"):
+        index.search(vectors[:2], 2, where=["sold"])

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from memhier.ann.zoom.filters.bitmaps import BitmapCache, Words, pack, word_count
+from memhier.ann.zoom.filters.bitmaps import BitmapCache, Words, bitmap_bytes, pack, word_count
 from memhier.ann.zoom.filters.blocks import Blocks, StoredAny
 from memhier.ann.zoom.filters.columns import BLOCK_ROWS, DTYPES, AnyColumn, ChainedColumn, ListColumn, NullColumn
 from memhier.ann.zoom.filters.conditions import (
@@ -36,7 +36,7 @@ from memhier.ann.zoom.filters.given import as_columns
 from memhier.ann.zoom.filters.item_filter import ASKING, ItemFilter, Posted
 from memhier.ann.zoom.filters.lists import ChainedListColumn
 from memhier.ann.zoom.filters.patterns import Pattern
-from memhier.ann.zoom.filters.postings import BLOCK_ITEMS, POSTED_BYTES, POSTINGS, Postings
+from memhier.ann.zoom.filters.postings import BLOCK_ITEMS, LOOK_UP_BYTES, POSTED_BYTES, POSTINGS, Postings
 from memhier.ann.zoom.filters.stored_column import StoredColumn, converted, must_convert, write_column
 from memhier.ann.zoom.filters.stored_lists import StoredListColumn, write_lists
 from memhier.ann.zoom.filters.where import parse
@@ -318,14 +318,18 @@ class Attributes:
             else:
                 found[number] = self.bitmap(expression)
         for name, numbers in together.items():
-            column = self._columns[name]
-            assert isinstance(column, StoredListColumn)
-            assert column.postings is not None
-            groups = [[leaf.values for leaf in leaves(expressions[each]) if isinstance(leaf, Contains)]
-                      for each in numbers]  # fmt: skip
-            rows = column.holding(0, self._count, groups, self._directory(name, column.postings))
-            found.update(zip(numbers, rows, strict=True))
+            found.update(zip(numbers, self._holding(name, [expressions[each] for each in numbers]), strict=True))
         return [found[number] for number in range(len(expressions))]
+
+    def _holding(self, name: str, expressions: Sequence[Expression]) -> Words:
+        """Return the rows of filters that ask for items of a list as :meth:`_asks_items_of` says, one after another."""
+        column = self._columns[name]
+        assert isinstance(column, StoredListColumn)
+        assert column.postings is not None
+        groups = [
+            [leaf.values for leaf in conjuncts(each) if isinstance(leaf, Contains)] for each in expressions
+        ]  # fmt: skip
+        return column.holding(0, self._count, groups, self._directory(name, column.postings))
 
     def _asks_items_of(self, expression: Expression) -> str | None:
         """Return the list of numbers of which a filter asks for one or two items; None where it asks otherwise."""
@@ -398,6 +402,9 @@ class Attributes:
 
     def _select(self, expression: Expression) -> tuple[Words, bool]:
         """Return the rows of a filter, and whether postings alone told them."""
+        together = _ASKED_TOGETHER * bitmap_bytes(self._count) + LOOK_UP_BYTES
+        if together <= self._work_bytes and (name := self._asks_items_of(expression)) is not None:
+            return self._holding(name, [expression])[0], True
         every = [*leaves(expression)]
         used = {name: self._columns[name] for leaf in every for name in names_of(leaf) if name in self._columns}
         room = self._work_bytes

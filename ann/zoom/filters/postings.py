@@ -149,9 +149,9 @@ class Postings:
         found = np.zeros((len(filters), word_count(count)), np.uint64)
         if not self._count:
             return found
-        blocks, heads = directory[: 3 * self._count].view(_BLOCK), directory[3 * self._count :].view(self.dtype)
         core, compiled = backend.core, self._reader.compiled
         if core is None or compiled is None:
+            blocks, heads = directory[: 3 * self._count].view(_BLOCK), directory[3 * self._count :].view(self.dtype)
             for first in range(start, start + count, _SPAN):
                 some = min(_SPAN, start + count - first)
                 at = (first - start) // 64
@@ -161,11 +161,11 @@ class Postings:
             return found
         every = [items for groups in filters for items in groups]
         request = core.PostingRequest(
-            file=self._handle, end=self._end, blocks=blocks, heads=heads,
+            file=self._handle, end=self._end, directory=directory, count=self._count,
             items=every[0] if len(every) == 1 else np.concatenate(every), ends=_ends(every), filters=_ends(filters),
             floats=self.dtype.kind == "f", start=start,
         )  # fmt: skip
-        self._reader.run(partial(compiled.mark_rows, request=request, words=found.reshape(-1)))
+        self._reader.run(partial(compiled.mark_rows, request=request, words=found))
         if count % 64:  # which no right file tells of
             found[:, -1] &= np.uint64((1 << count % 64) - 1)
         return found
@@ -274,9 +274,9 @@ def _in_reads(runs: Runs, start: int, count: int, most: int) -> Iterator[Runs]:
         yield firsts[low:high], lengths[low:high], base[low:high]
 
 
-def _ends(lengths: Sequence[Sequence[Any] | npt.NDArray[Any]]) -> Ints:
+def _ends(lengths: Sequence[Sequence[Any] | npt.NDArray[Any]]) -> list[int]:
     """Return the sum of the lengths up to each."""
-    return np.array([*itertools.accumulate(map(len, lengths))], np.int64)
+    return [*itertools.accumulate(map(len, lengths))]
 
 
 def _record(floats: bool) -> np.dtype[Any]:

@@ -252,12 +252,12 @@ class Preview:
         radii = np.sqrt(squared / np.maximum(counts, 1)).astype(np.float32)
         return replace(self, radii=radii)
 
-    def routed(self, effort: Effort, among: Ints | None) -> int:
-        """Return how many lists a search is routed to at first; `among` as :meth:`route`."""
+    def routed(self, effort: Effort, held: int | None) -> int:
+        """Return how many lists a search is routed to at first, if `held` lists count; None for all."""
         if not self.on_ssd or effort.gap == np.inf:
             return effort.nprobe
         # A wider search would read the first lists again.
-        return min(_ROUTED_MORE * effort.nprobe, self.lists if among is None else len(among))
+        return min(_ROUTED_MORE * effort.nprobe, self.lists if held is None else held)
 
     def search(
         self,
@@ -271,7 +271,8 @@ class Preview:
         """Return the candidates among the codes of `parts` for turned queries ``[q, d]``; `among` as :meth:`route`."""
         # Only a scan that may end before the last list needs their order.
         in_order = effort.gap < np.inf
-        probes = self.route(turned, self.routed(effort, among), in_order=in_order, among=among)
+        routed = self.routed(effort, None if among is None else len(among))
+        probes = self.route(turned, routed, in_order=in_order, among=among)
         if isinstance(self.book, ProductBook):
             return self._search_product(turned, probes, parts, effort.candidates or k)
         wanted, eps = (k, effort.eps) if effort.candidates is None else (effort.candidates, 0.0)

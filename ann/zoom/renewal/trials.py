@@ -53,7 +53,7 @@ class _Trials:
         slack = _ROUNDING * (np.abs(furthest) + np.square(truth.queries[has_all]).sum(axis=1))
         self._furthest: Floats = state.space.distances(furthest + slack, self._queries)
         # Vectors that wait in DRAM are no neighbours that `truth` knows.
-        on_ssd = replace(Selection.of(state, None), fresh=np.zeros(len(state.fresh.ids), np.bool_))
+        on_ssd = Selection(state.findable, fresh=np.zeros(len(state.fresh.ids), np.bool_))
         self._search = Search(state, reader, on_ssd)
 
     def __len__(self) -> int:

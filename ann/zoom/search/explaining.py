@@ -57,10 +57,10 @@ def explain(search: Search, plan: Plan, result: SearchResult, query: Floats, tra
 
 def _scans(search: Search, turned: Floats, trace: Trace) -> Iterator[tuple[int, int]]:
     """Yield the lists that a search may scan, in its order, with the number of codes in each that it compares."""
-    preview, (coded, _, _, among) = search.snapshot.preview, search.selection.rows
+    preview, rows = search.snapshot.preview, search.selection.rows
     nprobe = trace.nprobe if trace.most is None else preview.lists
-    for number in preview.route(turned, nprobe, in_order=True, among=among)[0].tolist() if nprobe else ():
-        count = sum(_codes_in(part, number) for part in coded)
+    for number in preview.route(turned, nprobe, in_order=True, among=rows.lists)[0].tolist() if nprobe else ():
+        count = sum(_codes_in(part, number) for part in rows.coded)
         # The scan of product-quantised codes counts empty lists as well.
         if number >= 0 and (count or preview.coding == "pq"):
             yield number, count

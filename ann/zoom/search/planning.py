@@ -19,7 +19,7 @@ _FEW_OF_K = 32  # likewise, by k
 _FEWEST = 256  # likewise, up to which their bounds are wide
 _FEW_EPS = 3.0  # standard errors of these
 _NORMAL_AXES = 32  # from which on the errors of codes, sums over axes, are taken as normal
-_FEW_LISTS = 128  # that are scanned sooner than put in order
+_FEW_LISTS, _FEW_AXES = 128, 128 * 128  # that are scanned sooner than put in order, and their axes in all
 _NEARLY = 4  # times the lists routed to at first, up to which a search is routed to all that hold rows left
 
 Escalation: TypeAlias = Literal["no", "wider", "exact"]
@@ -109,22 +109,23 @@ def _filtered(state: IndexSnapshot, k: int, recall: float, selection: Selection)
     """
     assert selection.left is not None
     calibration, lists = state.calibration, state.preview.lists
-    held = lists if selection.rows.lists is None else len(selection.rows.lists)
+    held = lists if selection.rows.held is None else selection.rows.held
     effort, nprobe, few_lists = calibration.filtered(k, recall, selection.share)
     gap, clear = state.preview.cautious(effort.gap)
     loss = 0.0 if state.space.padded < _NORMAL_AXES else effort.loss
     if held <= _NEARLY * nprobe:
         nprobe = lists
+    eps, least, usual = effort.eps, effort.least, effort.usual
     if selection.left > max(_FEW, _FEW_OF_K * k):
-        return replace(effort, nprobe=nprobe, gap=gap, clear=clear if clear < np.inf else 0.0, loss=loss)
-    eps, least = effort.eps, effort.least
+        clear = clear if clear < np.inf else 0.0
+        return Effort(nprobe, eps, least=least, gap=gap, usual=usual, clear=clear, loss=loss)
     if few_lists is None or selection.left <= _FEWEST:
         eps = max(eps, _eps_of_few(calibration, k, recall))
-    if few_lists is not None and held > _FEW_LISTS and clear < np.inf:
+    if few_lists is not None and held > min(_FEW_LISTS, _FEW_AXES // state.space.padded) and clear < np.inf:
         least = few_lists
     else:
         nprobe, gap = lists, np.inf
-    return replace(effort, nprobe=nprobe, eps=eps, least=least, gap=gap, clear=clear, loss=loss)
+    return Effort(nprobe, eps, least=least, gap=gap, usual=usual, clear=clear, loss=loss)
 
 
 def _eps_of_few(calibration: Calibration, k: int, recall: float) -> float:

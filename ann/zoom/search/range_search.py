@@ -4,7 +4,7 @@ The radius is a threshold known beforehand, while a search for the k nearest has
 number of vectors, so lists whose candidates would not fit are scanned a few at a time.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -106,7 +106,9 @@ def all_nearest(
         most = snapshot.space.remoteness(radii[complete], queries[complete], _ROUNDING)
         search.trace.completed(effort.eps, float(most[0]), float(radii[complete[0]]))
     within = search_range(search, queries[complete], radii[complete], effort)
-    found = replace(found, scanned=found.scanned.copy(), ranked=found.ranked.copy())
+    found = Found(
+        found.ids, found.distances, found.scanned.copy(), found.admitted, found.ranked.copy(), found.cut_short
+    )  # fmt: skip
     for query, more in zip(complete.tolist(), within, strict=True):
         # A vector found before stays, also where its bound is so wrong that the search within the radius misses it.
         alone = ~np.isin(found.ids[query], more.ids)

@@ -1,9 +1,9 @@
 """The way of a search: from queries to lists, to candidates with bounds, to rounds of reads, to ids."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, Self, TypeAlias
+from typing import Any, NamedTuple, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -43,8 +43,7 @@ Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
+class Selection(NamedTuple):
     """The vectors that a search may find.
 
     Attributes
@@ -91,7 +90,9 @@ class Selection:
             fresh &= np.isin(np.arange(waiting), allowed.fresh)
         if fresh is not None and denied is not None:
             fresh &= ~np.isin(np.arange(waiting), denied.fresh)
-        rows = findable(snapshot.parts, expression, _on_disk(allowed), _on_disk(denied), selected)
+        rows = findable(
+            snapshot.parts, snapshot.compiled, expression, _on_disk(allowed), _on_disk(denied), selected
+        )  # fmt: skip
         every = snapshot.findable.total
         return cls(rows, fresh, rows.total / every if every else 1.0, rows.total if rows.total < every else None)
 
@@ -107,8 +108,7 @@ def _on_disk(places: Located | None) -> Ints | None:
     return None if places is None else places.positions[places.positions >= 0]
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(NamedTuple):
     """The nearest vectors of each query, and the work done for them.
 
     Attributes
@@ -151,8 +151,8 @@ class Found:
 
     def put(self, rows: npt.NDArray[np.bool_], more: Self) -> None:
         """Put others in the place of some rows."""
-        for each in fields(self):
-            getattr(self, each.name)[rows] = getattr(more, each.name)
+        for name in self._fields:
+            getattr(self, name)[rows] = getattr(more, name)
 
 
 def candidate_limit(k: int, effort: Effort, scan_bytes: int) -> int:
@@ -242,22 +242,23 @@ class Search:
         rows, snapshot = self.selection.rows, self.snapshot
         if not rows.total:
             return None
-        return snapshot.compiled if rows is snapshot.findable else snapshot.compiled_of(rows)
+        return snapshot.compiled if rows is snapshot.findable else rows.compiled
 
     def complete(
         self, state: Any, queries: Floats, effort: Effort, limits: ReadLimits, radius: Floats | None, found: Found
     ) -> None:
         """Complete `found` after calls of the native core: by queries put off for more room, and by fresh vectors."""
         few, most = self.candidate_limits(found.ids.shape[1], effort)
-        cut = found.scanned["cut_short"] > 0
-        if few < most and np.count_nonzero(cut):
-            more = found.take(cut)
-            near = None if radius is None else radius[cut]
-            self._find_in_calls(state, queries[cut], effort, limits, near, more, most)
-            more.scanned["scanned"] += found.scanned["scanned"][cut]  # scanned once more
-            found.put(cut, more)
-        if effort.most is None or most < USUAL_MOST * effort.most:
-            found.cut_short[:] = found.scanned["cut_short"] > 0
+        if any(found.scanned["cut_short"].tolist()):
+            cut = found.scanned["cut_short"] > 0
+            if few < most:
+                more = found.take(cut)
+                near = None if radius is None else radius[cut]
+                self._find_in_calls(state, queries[cut], effort, limits, near, more, most)
+                more.scanned["scanned"] += found.scanned["scanned"][cut]  # scanned once more
+                found.put(cut, more)
+            if effort.most is None or most < USUAL_MOST * effort.most:
+                found.cut_short[:] = found.scanned["cut_short"] > 0
         self._add_fresh(found, slice(None), queries, found.ids.shape[1])
         self._leave_far(radius, found)
 
@@ -279,7 +280,8 @@ class Search:
             part = slice(start, start + step)
             some, near = queries[part], None if radius is None else radius[part]
             request = self.request(some, found.ids.shape[1], effort, limits, near, limit)
-            self.note(self.find([state], [request], some, found.take(part), self.numbers[start:]))
+            room = found if step >= len(queries) else found.take(part)
+            self.note(self.find([state], [request], some, room, self.numbers[start:]))
 
     def request(
         self, queries: Floats, k: int, effort: Effort, limits: ReadLimits, radius: Floats | None, limit: int = 0
@@ -295,9 +297,8 @@ class Search:
             max_reads=limits.max_reads, deadline=limits.deadline, loss=effort.loss,
             put_off=limit < most,
         )  # fmt: skip
-        among = self.selection.rows.lists
-        routed = preview.routed(effort, among)
-        routes = preview.router.routes(routed, in_order=effort.gap < np.inf, among=among)
+        held = self.selection.rows.held
+        routes = preview.router.routes(preview.routed(effort, held), in_order=effort.gap < np.inf, chosen=held)
         return core.SearchRequest(queries=queries, routes=routes, effort=hard, radius=radius)
 
     def find(
@@ -378,8 +379,8 @@ class Search:
 
     def query_bytes(self, effort: Effort, limit: int) -> int:
         """Return the DRAM of a query with so many candidates."""
-        snapshot, lists = self.snapshot, self.selection.rows.lists
-        held = snapshot.preview.lists if lists is None else len(lists)
+        snapshot, held = self.snapshot, self.selection.rows.held
+        held = snapshot.preview.lists if held is None else held
         return limit * CANDIDATE_BYTES + snapshot.space.padded * _AXIS_BYTES + min(effort.nprobe, held) * _PROBE_BYTES
 
     def _add_fresh(self, found: Found, part: slice | Ints, queries: Floats, k: int) -> None:
@@ -453,17 +454,18 @@ class Search:
 
         A query whose lists hold fewer than `k` rows, or that did not scan all near lists, scans more of them.
         """
-        snapshot, (coded, _, _, among) = self.snapshot, self.selection.rows
-        lists = snapshot.preview.lists if among is None else len(among)
+        snapshot, rows = self.snapshot, self.selection.rows
+        coded, among, held = rows.coded, rows.lists, rows.held
+        lists = snapshot.preview.lists if held is None else held
         turned = snapshot.preview.turn(snapshot.space.queries(queries, numbers))
         candidates = self._scanned(turned, coded, k, effort, limit, among)
         wider = effort
-        if snapshot.preview.routed(wider, among) < lists:
+        if snapshot.preview.routed(wider, held) < lists:
             is_open = candidates.counts < k
             if effort.gap < np.inf:
                 is_open |= candidates.tally["open"] > 0
             short = np.flatnonzero(is_open)
-        while snapshot.preview.routed(wider, among) < lists and len(short):
+        while snapshot.preview.routed(wider, held) < lists and len(short):
             wider = replace(wider, nprobe=min(WIDER * wider.nprobe, lists))
             step = max(1, self.scan_bytes // (wider.nprobe * _PROBE_BYTES))
             left = []

@@ -203,7 +203,7 @@ class Searcher:
         cut = found.cut_short
         if limits is NO_LIMITS and plan.escalation == "exact":
             found = all_nearest(search, queries, found, radius=radius)
-        elif limits is NO_LIMITS and np.count_nonzero(cut) and state.preview.coding == "rabitq":
+        elif limits is NO_LIMITS and any(cut.tolist()) and state.preview.coding == "rabitq":
             found = all_nearest(search, queries, found, plan.effort, cut, radius)
         ids, distances = found.ids, found.distances
         if k < options.k:
@@ -258,8 +258,8 @@ class Searcher:
         with self._turns.next():
             state = self.state
             chosen = Selection.of(state, where)
-            bitmaps = [part.allowed for part in chosen.rows.coded if part.allowed is not None]
-            assert len(bitmaps) == len(chosen.rows.coded)  # a filter gives every part one
+            bitmaps = [bits for bits in chosen.rows.bitmaps if bits is not None]
+            assert len(bitmaps) == len(state.parts)  # a filter gives every part one
             yield state, bitmaps, np.zeros(len(state.fresh), np.bool_) if chosen.fresh is None else chosen.fresh
 
     def _kept(self, plan: Plan, options: SearchOptions) -> float:
@@ -297,7 +297,10 @@ class Searcher:
 def _stats(found: Found, tally: Tallies) -> dict[str, Any]:
     """Return plain numbers of the work done; see :class:`SearchResult`."""
     scanned, ranked = _sums(found.scanned), _sums(found.ranked)
-    stops, rounds = (found.ranked[name].tolist() for name in ("stopped", "rounds"))
+    if len(found.ids) == 1:  # as most calls have
+        stops, rounds = [ranked["stopped"]], [ranked["rounds"]]
+    else:
+        stops, rounds = (found.ranked[name].tolist() for name in ("stopped", "rounds"))
     early = STOPS.index("max_reads")  # or the deadline
     return {
         "queries": len(found.ids), "probed": scanned["probed"], "scanned": scanned["scanned"],
@@ -312,7 +315,7 @@ def _sums(tallies: Tallies) -> dict[str, int]:
     """Return the sum of each field over all records."""
     names = tallies.dtype.names or ()
     if len(tallies) == 1:  # as most calls have
-        return dict(zip(names, tallies[0].item(), strict=True))
+        return dict(zip(names, tallies.item(), strict=True))
     sums = tallies.view(np.int64).reshape(-1, len(names)).sum(axis=0)
     return dict(zip(names, sums.tolist(), strict=True))
 

@@ -1,8 +1,7 @@
 """Searches of one call that are made together: each with a filter of its own, in one call of the native core."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -22,8 +21,7 @@ __all__ = ["Planned", "find_together", "selections"]
 Floats: TypeAlias = npt.NDArray[np.float32]
 
 
-@dataclass(frozen=True, slots=True)
-class Planned:
+class Planned(NamedTuple):
     """A search of queries that may find the same vectors, as it is planned.
 
     Attributes

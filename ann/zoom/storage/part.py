@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from functools import cached_property, partial
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from memhier import backend
 from memhier.ann.zoom.filters.attributes import Attributes, Schema
 from memhier.ann.zoom.filters.bitmaps import BitmapCache, Words, popcount, runs_with, unpack, word_count
 from memhier.ann.zoom.filters.blocks import StoredAny
@@ -150,20 +151,17 @@ class IndexPart:
 
     def allowed(
         self, expression: Expression | None, allow: Ints | None, deny: Ints | None, selected: Words | None = None
-    ) -> tuple[Words | None, Words | None, int]:
+    ) -> Words | None:
         """Return the rows that fulfil a filter, are among `allow`, not among `deny`, and were not removed.
 
-        A bit for each row, read-only; None where these are all rows. The lists hold rows that were not removed. The
-        second value has a bit for each inverted list that may hold one of the rows; None for all. The third is the
-        number of rows. `selected` are the rows that fulfil the filter, where they are known.
+        A bit for each row, read-only; None where these are all rows. The lists hold rows that were not removed.
+        `selected` are the rows that fulfil the filter, where they are known.
         """
         if selected is None and expression is not None:
             selected = self._selected(expression)
         bits = self.alive if selected is None else self._alive_of(selected)
         if allow is None and deny is None:
-            if bits is None or selected is None:
-                return bits, None, self.alive_count
-            return bits, *runs_with(bits, self.arrays.starts)
+            return bits
         if allow is not None and bits is not None:
             allow = allow[_are_set(bits, allow)]
         if bits is None or bits is self.alive:
@@ -175,9 +173,7 @@ class IndexPart:
             np.bitwise_or.at(bits, allow >> 6, _masks(allow))
         if deny is not None:
             np.bitwise_and.at(bits, deny >> 6, ~_masks(deny))
-        if selected is None and allow is None:
-            return bits, None, popcount(bits)
-        return bits, *runs_with(bits, self.arrays.starts)
+        return bits
 
     def without(self, rows: Ints) -> "IndexPart":
         """Return the part with these rows removed as well."""
@@ -389,20 +385,74 @@ def held_bytes(parts: Sequence[IndexPart]) -> int:
     return sum([part.memory_bytes for part in parts])
 
 
-class Findable(NamedTuple):
-    """The rows of parts that a search may find, as the scan and the ranking take them, and their number.
+class Findable:
+    """The rows of parts that a search may find.
 
-    `lists` are the inverted lists that may hold such rows, int64 ``[m]``, ascending; None for all.
+    Parameters
+    ----------
+    parts
+        Of the index.
+    bitmaps
+        A bit for each row of a part that may be found; None for all of a part.
+    whole
+        The state in which the native core finds all rows; None for these, and where there is no core.
+    narrowed
+        Whether the rows lie in some lists alone.
+
+    Attributes
+    ----------
+    compiled
+        The state in which the native core finds the rows; None as `whole`.
+    total
+        Their number.
+    held
+        The number of the lists that may hold them; None for all.
     """
 
-    coded: Parts
-    page_rows: list[PageRows]
-    total: int
-    lists: Ints | None
+    def __init__(
+        self, parts: Sequence[IndexPart], bitmaps: Sequence[Words | None], whole: Any = None, *, narrowed: bool = False
+    ) -> None:
+        self._parts, self.bitmaps, self._narrowed = parts, bitmaps, narrowed
+        self.compiled: Any = None
+        if whole is not None and backend.core is not None:
+            self.compiled = backend.core.IndexState(
+                whole=whole, bitmaps=[bits for bits in bitmaps if bits is not None], narrowed=narrowed
+            )  # fmt: skip
+            self.total: int = self.compiled.left
+            self.held: int | None = self.compiled.held if narrowed else None
+            return
+        self.total = sum(
+            [len(part) if bits is None else popcount(bits) for part, bits in zip(parts, bitmaps, strict=True)]
+        )
+        self.held = None if self.lists is None else len(self.lists)
+
+    @cached_property
+    def coded(self) -> Parts:
+        """The rows as a scan takes them."""
+        pairs = zip(self._parts, self.bitmaps, strict=True)
+        return [part.arrays.coded(bits) for part, bits in pairs]
+
+    @cached_property
+    def page_rows(self) -> list[PageRows]:
+        """The rows as a ranking takes them."""
+        pairs = zip(self._parts, self.bitmaps, strict=True)
+        return [part.arrays.page_rows(part.file, number, bits) for number, (part, bits) in enumerate(pairs)]
+
+    @cached_property
+    def lists(self) -> Ints | None:
+        """The lists that may hold the rows, int64 ``[m]``, ascending; None for all."""
+        if not self._narrowed or not self._parts:
+            return None
+        held = np.bitwise_or.reduce(
+            [runs_with(bits, part.arrays.starts)[0] for part, bits in zip(self._parts, self.bitmaps, strict=True)
+             if bits is not None]
+        )  # fmt: skip
+        return np.flatnonzero(unpack(held, len(self._parts[0].arrays.starts) - 1))
 
 
 def findable(
     parts: Sequence[IndexPart],
+    whole: Any,
     expression: Expression | None = None,
     allow: Ints | None = None,
     deny: Ints | None = None,
@@ -410,23 +460,16 @@ def findable(
 ) -> Findable:
     """Return the rows that were not removed, that fulfil a filter, and that lists of positions allow.
 
-    `selected` are the rows of each part that fulfil the filter, where they are known.
+    There is a filter, or such a list. `selected` are the rows of each part that fulfil the filter, where they are
+    known; `whole` is that of :class:`Findable`.
     """
-    coded: list[Any] = []
-    rows, total = [], 0
-    held: Words | None = None
-    for number, part in enumerate(parts):
-        arrays = part.arrays
-        allowed, runs, count = part.allowed(
+    bitmaps = [
+        part.allowed(
             expression, _rows_in(number, allow), _rows_in(number, deny), None if selected is None else selected[number]
         )
-        coded.append(arrays.coded(allowed))
-        rows.append(arrays.page_rows(part.file, number, allowed))
-        total += count
-        if runs is not None:
-            held = runs if held is None else held | runs
-    lists = None if held is None else np.flatnonzero(unpack(held, len(parts[0].arrays.starts) - 1))
-    return Findable(coded, rows, total, lists)
+        for number, part in enumerate(parts)
+    ]
+    return Findable(parts, bitmaps, whole, narrowed=expression is not None or allow is not None)
 
 
 def _rows_in(number: int, positions: Ints | None) -> Ints | None:

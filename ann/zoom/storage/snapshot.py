@@ -23,7 +23,7 @@ from memhier.ann.zoom.storage.fresh import Fresh
 from memhier.ann.zoom.storage.fullview import vectors_of, workspace_bytes
 from memhier.ann.zoom.storage.ids import IdKind, Ids, Located, ids_of, locate_all, stream_ids
 from memhier.ann.zoom.storage.layout import CONTEXTS_MOST, pool_pages, scan_bytes, wave_bytes
-from memhier.ann.zoom.storage.part import Findable, IndexPart, PartFiles, findable, held_bytes
+from memhier.ann.zoom.storage.part import Findable, IndexPart, PartFiles, held_bytes
 from memhier.ann.zoom.storage.stored_arrays import StoredArrays
 from memhier.io.kernels import METRICS, ROW_DTYPES
 from memhier.io.page_file import PAGE_BYTES
@@ -79,42 +79,32 @@ class IndexSnapshot:
     @cached_property
     def findable(self) -> Findable:
         """The rows on SSD that a search without a filter can find."""
-        return findable(self.parts)
+        return Findable(self.parts, [part.alive for part in self.parts])
 
     @cached_property
     def compiled(self) -> Any:
-        """The state as a search without a filter takes it in one call of the native core; see :meth:`compiled_of`."""
-        return self.compiled_of(self.findable)
-
-    def compiled_of(self, rows: Findable) -> Any:
-        """Return the state as a search of some rows takes it in one call of the native core.
+        """The state as a search without a filter takes it in one call of the native core.
 
         None where there is no core, and where codes have no bounds.
         """
-        if (shared := self._compiled_for_all) is None:
-            return None
-        stored = [part for part in rows.coded if isinstance(part, StoredPart)]
-        return backend.core.IndexState(  # type: ignore[union-attr]
-            **shared,
-            parts=[part.compiled for part in rows.coded if isinstance(part, CodedPart)],
-            stored_lists=[part.compiled for part in stored],
-            wave_pages=WAVE_COPIES * stored[0].wave_bytes // PAGE_BYTES if stored else 0,
-            routing=self.preview.router.compiled(rows.lists),
-            page_rows=[part.compiled for part in rows.page_rows],
-        )  # fmt: skip
-
-    @cached_property
-    def _compiled_for_all(self) -> dict[str, Any] | None:
-        """The state without the rows that may be found, made once for all searches."""
-        core, preview, space = backend.core, self.preview, self.space
+        core, preview, space, rows = backend.core, self.preview, self.space, self.findable
         if core is None or not isinstance(preview.book, CodeBook):
             return None
-        stored = core.StoredRows(
+        rows_on_ssd = core.StoredRows(
             type=ROW_DTYPES.index(self.dtype_name), row_bytes=self.row_bytes, per_page=self.page_rows,
             hot_keys=self.hot.keys, hot_pages=self.hot.pages,
         )  # fmt: skip
-        of_queries = preview.book.space(METRICS.index(space.metric), space.dimension, space.scale)
-        return {"space": of_queries, "stored": stored, **preview.compiled}
+        stored = [part for part in rows.coded if isinstance(part, StoredPart)]
+        return core.IndexState(
+            space=preview.book.space(METRICS.index(space.metric), space.dimension, space.scale),
+            stored=rows_on_ssd,
+            parts=[part.compiled for part in rows.coded if isinstance(part, CodedPart)],
+            stored_lists=[part.compiled for part in stored],
+            wave_pages=WAVE_COPIES * stored[0].wave_bytes // PAGE_BYTES if stored else 0,
+            routing=self.preview.router.compiled,
+            page_rows=[part.compiled for part in rows.page_rows],
+            **preview.compiled,
+        )  # fmt: skip
 
     @cached_property
     def count(self) -> int:

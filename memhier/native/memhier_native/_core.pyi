@@ -3,7 +3,7 @@ memhier's compiled core: batched page reads and the kernels that follow them.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, overload
 
 import numpy
 import numpy.typing
@@ -536,11 +536,11 @@ class PostingRequest:
         *,
         file: int,
         end: int,
-        blocks: numpy.typing.NDArray[numpy.void],
-        heads: numpy.typing.NDArray[Any] | memoryview,
+        directory: numpy.typing.NDArray[numpy.uint64],
+        count: int,
         items: numpy.typing.NDArray[Any] | memoryview,
-        ends: numpy.typing.NDArray[numpy.int64],
-        filters: numpy.typing.NDArray[numpy.int64],
+        ends: Sequence[int],
+        filters: Sequence[int],
         floats: bool,
         start: int,
     ) -> None: ...
@@ -631,11 +631,7 @@ class QuerySpace:
 
 class ListRouting:
     def __init__(
-        self,
-        *,
-        among: numpy.typing.NDArray[numpy.int64] | None,
-        links: numpy.typing.NDArray[numpy.int32] | None,
-        seeds: numpy.typing.NDArray[numpy.int32] | None,
+        self, *, links: numpy.typing.NDArray[numpy.int32] | None, seeds: numpy.typing.NDArray[numpy.int32] | None
     ) -> None: ...
 
 class StoredRows:
@@ -662,6 +658,7 @@ class StoredLists:
     ) -> None: ...
 
 class IndexState:
+    @overload
     def __init__(
         self,
         *,
@@ -675,6 +672,14 @@ class IndexState:
         stored: StoredRows,
         page_rows: Sequence[PageRows],
     ) -> None: ...
+    @overload
+    def __init__(
+        self, *, whole: IndexState, bitmaps: Sequence[numpy.typing.NDArray[numpy.uint64]], narrowed: bool
+    ) -> None: ...
+    @property
+    def left(self) -> int: ...
+    @property
+    def held(self) -> int: ...
 
 class SearchEffort:
     def __init__(

@@ -126,7 +126,8 @@ class Router:
             int64 ``[m]``: the lists that count, ascending; None for all. Others are found as well where a walk of the
             graph is faster, unless `nprobe` takes all that count.
         """
-        ((wanted, way), *_) = self.routes(nprobe, in_order=in_order, among=among).tolist()
+        chosen = None if among is None else len(among)
+        ((wanted, way), *_) = self.routes(nprobe, in_order=in_order, chosen=chosen).tolist()
         if way == _EVERY:
             all_lists = np.arange(wanted, dtype=np.int64) if among is None else among
             return np.broadcast_to(all_lists, (len(queries), wanted)).copy()
@@ -135,22 +136,22 @@ class Router:
         assert self._graph is not None
         return self._graph.walk(queries, wanted, way)
 
-    def routes(self, nprobe: int, *, in_order: bool, among: Ints | None) -> Ints:
+    def routes(self, nprobe: int, *, in_order: bool, chosen: int | None) -> Ints:
         """Return the numbers of lists that a query is routed to, each where those before do not suffice.
 
         Of each also the way to them, int64 ``[s, 2]``: -2 for all that count, in the order of their numbers; -1 for a
-        comparison with these, 0 with all; above zero, the sight of a walk. The other parameters are those of
-        :meth:`route`.
+        comparison with these, 0 with all; above zero, the sight of a walk. `chosen` lists count; None for all. The
+        other parameters are those of :meth:`route`.
         """
-        chosen = None if among is None else len(among)
         return _routes(len(self.centroids), self._graph is not None, chosen, nprobe, in_order)
 
-    def compiled(self, among: Ints | None) -> Any:
-        """Return the ways to lists as the native core takes them; `among` as in :meth:`route`."""
+    @property
+    def compiled(self) -> Any:
+        """The ways to lists as the native core takes them."""
         core, graph = backend.core, self._graph
         assert core is not None
         return core.ListRouting(
-            among=among, links=None if graph is None else graph.links, seeds=None if graph is None else graph.seeds
+            links=None if graph is None else graph.links, seeds=None if graph is None else graph.seeds
         )
 
     def _nearest(self, queries: Floats, nprobe: int, among: Ints | None) -> Ints:

@@ -132,44 +132,45 @@ std::optional<Description> describe(const std::optional<Fault>& fault) {
 struct PostingRequest {
   std::int32_t file;
   std::int64_t end;
-  Array<const PostingBlock, 1> blocks;
-  Array<const std::byte, 1> heads, items;
-  Array<const std::int64_t, 1> ends, filters;
+  Array<const std::uint64_t, 1> directory;  // the blocks, then the item of every 256th record
+  std::size_t count;                        // of blocks
+  Array<const std::byte, 1> items;
+  std::vector<std::int64_t> ends, filters;
   bool floats;
   std::int64_t start;
 
   void check() const {
     require(start >= 0, "start: a row");
+    require(count <= directory.size() / kBlockWords, "directory: of so many blocks");
     std::size_t pages = 0;
-    for (std::size_t i = 0; i < blocks.size(); ++i) {
-      const std::int64_t count = blocks[i].count;
-      require(count >= 0 && count < std::numeric_limits<std::uint32_t>::max() && blocks[i].first >= 0 &&
-                  blocks[i].records >= 0 && blocks[i].records <= end && blocks[i].records % 2 == 0,
-              "blocks: rows are counted from 0, records lie in the file at even places");
-      pages += (static_cast<std::size_t>(count) + kPageRecords - 1) / kPageRecords;
+    for (const PostingBlock& block : blocks()) {
+      require(block.count >= 0 && block.count < std::numeric_limits<std::uint32_t>::max() && block.first >= 0 &&
+                  block.records >= 0 && block.records <= end && block.records % 2 == 0,
+              "directory: rows are counted from 0, records lie in the file at even places");
+      pages += (static_cast<std::size_t>(block.count) + kPageRecords - 1) / kPageRecords;
     }
-    require(heads.bytes() == 8 * pages && items.bytes() % 8 == 0, "heads, items: 8 bytes each");
-    require(ends.size() > 0 && ends[0] >= 0 && std::is_sorted(ends.data(), ends.data() + ends.size()) &&
-                ends[ends.size() - 1] == static_cast<std::int64_t>(items.bytes() / 8),
+    require(directory.size() == kBlockWords * count + pages && items.bytes() % 8 == 0,
+            "directory, items: 8 bytes each");
+    require(!ends.empty() && ends[0] >= 0 && std::is_sorted(ends.begin(), ends.end()) &&
+                ends.back() == static_cast<std::int64_t>(items.bytes() / 8),
             "ends: ascending, to the number of items");
-    require(filters.size() > 0 && filters[0] >= 1 &&
-                std::adjacent_find(filters.data(), filters.data() + filters.size(), std::greater_equal{}) ==
-                    filters.data() + filters.size() &&
-                filters[filters.size() - 1] == static_cast<std::int64_t>(ends.size()),
+    require(!filters.empty() && filters[0] >= 1 &&
+                std::adjacent_find(filters.begin(), filters.end(), std::greater_equal{}) == filters.end() &&
+                filters.back() == static_cast<std::int64_t>(ends.size()),
             "filters: of each a group or more, to the number of groups");
   }
-  PostingSearch on(const Array<std::uint64_t, 1>& words) const {
-    return {file,
-            end,
-            {blocks.data(), blocks.size()},
-            heads.data(),
-            items.data(),
-            {ends.data(), ends.size()},
-            {filters.data(), filters.size()},
-            floats,
-            start,
-            {words.data(), words.size()}};
+  std::span<const PostingBlock> blocks() const {
+    return {reinterpret_cast<const PostingBlock*>(directory.data()), count};
   }
+  PostingSearch on(const Array<std::uint64_t>& words) const {
+    return {file,         end,
+            blocks(),     reinterpret_cast<const std::byte*>(directory.data() + kBlockWords * count),
+            items.data(), ends,
+            filters,      floats,
+            start,        {words.data(), words.size()}};
+  }
+
+  static constexpr std::size_t kBlockWords = sizeof(PostingBlock) / sizeof(std::uint64_t);
 };
 
 class PageReader {
@@ -360,7 +361,7 @@ class PageReader {
   }
 
   // Sets the bits of the rows that hold one of some items; see postings.hpp.
-  std::optional<Description> mark_rows(const PostingRequest& of, const Array<std::uint64_t, 1>& words) {
+  std::optional<Description> mark_rows(const PostingRequest& of, const Array<std::uint64_t>& words) {
     of.check();
     require(words.size() % of.filters.size() == 0, "words: as many of each filter");
     make_pool_after_fork();
@@ -601,10 +602,9 @@ void register_reader(nb::module_& m) {
                     Array<RankTally, 1>, std::optional<Array<std::int32_t, 1>>>(),
            nb::kw_only(), "ids"_a, "distances"_a, "files"_a, "offsets"_a, "tally"_a, "rounds"_a.none());
   nb::class_<PostingRequest>(m, "PostingRequest")
-      .def(nb::init<std::int32_t, std::int64_t, Array<const PostingBlock, 1>, Array<const std::byte, 1>,
-                    Array<const std::byte, 1>, Array<const std::int64_t, 1>, Array<const std::int64_t, 1>, bool,
-                    std::int64_t>(),
-           nb::kw_only(), "file"_a, "end"_a, "blocks"_a, "heads"_a, "items"_a, "ends"_a, "filters"_a, "floats"_a,
+      .def(nb::init<std::int32_t, std::int64_t, Array<const std::uint64_t, 1>, std::size_t, Array<const std::byte, 1>,
+                    std::vector<std::int64_t>, std::vector<std::int64_t>, bool, std::int64_t>(),
+           nb::kw_only(), "file"_a, "end"_a, "directory"_a, "count"_a, "items"_a, "ends"_a, "filters"_a, "floats"_a,
            "start"_a);
   nb::class_<PageReader>(m, "PageReader")
       .def(nb::init<std::string, unsigned>(), nb::kw_only(), "engine"_a, "depth"_a)

@@ -6,6 +6,7 @@
 
 #include "bind/array.hpp"
 #include "bind/module.hpp"
+#include "scan/row_bits.hpp"
 
 namespace nb = nanobind;
 
@@ -21,13 +22,8 @@ std::int64_t runs_with(const Array<const std::uint64_t, 1>& words, const Array<c
           "runs_with: ascending starts within the words, a bit for each run");
   std::fill_n(found.data(), found.size(), 0);
   for (std::size_t run = 0; run + 1 < starts.size(); ++run) {
-    const auto start = static_cast<std::size_t>(starts[run]), stop = static_cast<std::size_t>(starts[run + 1]);
-    if (start == stop) continue;
-    const std::size_t first = start / 64, last = (stop - 1) / 64;
-    const std::uint64_t from = ~std::uint64_t{0} << (start % 64), to = ~std::uint64_t{0} >> (63 - (stop - 1) % 64);
-    bool holds = (words[first] & from & (first == last ? to : ~std::uint64_t{0})) != 0;
-    for (std::size_t word = first + 1; word < last && !holds; ++word) holds = words[word] != 0;
-    holds = holds || (first != last && (words[last] & to) != 0);
+    const bool holds = has_bit({words.data(), words.size()}, static_cast<std::size_t>(starts[run]),
+                               static_cast<std::size_t>(starts[run + 1]));
     found[run / 64] |= std::uint64_t{holds} << (run % 64);
   }
   std::int64_t count = 0;

@@ -17,9 +17,8 @@ void register_search(nb::module_& m) {
            nb::kw_only(), "metric"_a, "dimension"_a, "scale"_a, "matrix"_a.none(), "order"_a.none(), "share"_a.none(),
            "errors"_a.none(), "usual"_a);
   nb::class_<ListRouting>(m, "ListRouting")
-      .def(nb::init<std::optional<Array<const std::int64_t, 1>>, std::optional<Array<const std::int32_t, 2>>,
-                    std::optional<Array<const std::int32_t, 1>>>(),
-           nb::kw_only(), "among"_a.none(), "links"_a.none(), "seeds"_a.none());
+      .def(nb::init<std::optional<Array<const std::int32_t, 2>>, std::optional<Array<const std::int32_t, 1>>>(),
+           nb::kw_only(), "links"_a.none(), "seeds"_a.none());
   nb::class_<StoredRows>(m, "StoredRows")
       .def(nb::init<int, std::size_t, std::size_t, Array<const std::int64_t, 1>, Array<const std::byte, 2>>(),
            nb::kw_only(), "type"_a, "row_bytes"_a, "per_page"_a, "hot_keys"_a, "hot_pages"_a);
@@ -34,7 +33,11 @@ void register_search(nb::module_& m) {
            nb::kw_only(), "space"_a, "lists"_a, "book"_a, "parts"_a, "stored_lists"_a, "wave_pages"_a, "routing"_a,
            "stored"_a, "page_rows"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(),
            nb::keep_alive<1, 5>(), nb::keep_alive<1, 6>(), nb::keep_alive<1, 8>(), nb::keep_alive<1, 9>(),
-           nb::keep_alive<1, 10>());
+           nb::keep_alive<1, 10>())
+      .def(nb::init<const IndexState&, std::vector<Array<const std::uint64_t, 1>>, bool>(), nb::kw_only(), "whole"_a,
+           "bitmaps"_a, "narrowed"_a, nb::keep_alive<1, 2>())
+      .def_ro("left", &IndexState::left)
+      .def_prop_ro("held", &IndexState::held);
   nb::class_<SearchEffort>(m, "SearchEffort")
       .def(nb::init<std::size_t, float, std::int64_t, float, float, std::int64_t, std::int64_t, std::int64_t,
                     std::size_t, std::size_t, std::size_t, double, float, bool>(),

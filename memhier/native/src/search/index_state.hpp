@@ -1,25 +1,26 @@
 // The state of an index as a search takes it in one call: lists in DRAM, codes there or on SSD, rows on SSD.
 #pragma once
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
 #include "bind/array.hpp"
 #include "rank/rank_arguments.hpp"
 #include "route/nearest_rows.hpp"
+#include "scan/row_bits.hpp"
 #include "scan/scan_arguments.hpp"
 #include "search/query_space.hpp"
 #include "search/stored_lists.hpp"
 
 namespace memhier {
 
-// How queries find their lists: those that hold rows which may be found, [m], ascending, or None for all; and the graph
-// over the centroids of all, links [lists, degree] and seeds [s], or None.
+// How queries find their lists: by the graph over the centroids of all, links [lists, degree] and seeds [s], or None.
 struct ListRouting {
-  std::optional<Array<const std::int64_t, 1>> among;
   std::optional<Array<const std::int32_t, 2>> links;
   std::optional<Array<const std::int32_t, 1>> seeds;
 };
@@ -57,21 +58,51 @@ class IndexState {
             "stored: rows of a known type that fit their pages, and a page for each key");
     require((parts.empty() || stored_lists.empty()) && parts.size() + stored_lists.size() == page_rows.size(),
             "page_rows: of every part");
-    for (const CodedPart* part : parts) coded.push_back(part->part(count, book.format.bytes()));
-    for (const StoredLists* part : stored_lists) part->check(count, book.format.bytes());
+    for (const CodedPart* part : parts) {
+      coded.push_back(part->part(count, book.format.bytes()));
+      allowed.emplace_back(coded.back().allowed, coded.back().words);
+    }
+    for (const StoredLists* part : stored_lists) {
+      part->check(count, book.format.bytes());
+      allowed.push_back(part->allowed ? RowBits(part->allowed->data(), part->allowed->size()) : RowBits());
+    }
     for (const PageRowArrays* arrays : page_rows) rows.push_back(arrays->view());
     for (std::size_t i = 0; i < rows.size(); ++i)
       require((stored_lists.empty() ? coded[i].rows : stored_lists[i]->rows()) == rows[i].rows,
               "page_rows: as many as there are codes");
-    const std::int64_t* const among = routing.among ? routing.among->data() : nullptr;
-    compared = {lists.centroids.data(), dimension, among, among == nullptr ? count : routing.among->size()};
-    for (std::size_t i = 0; among != nullptr && i < compared.count; ++i)
-      require(among[i] >= (i == 0 ? 0 : among[i - 1] + 1) && among[i] < static_cast<std::int64_t>(count),
-              "among: numbers of lists, ascending");
+    compared = {lists.centroids.data(), dimension, nullptr, count};
     require(routing.links.has_value() == routing.seeds.has_value() &&
                 (!routing.links || (routing.links->shape(0) == count && routing.links->shape(1) > 0)),
             "links, seeds: of all lists");
   }
+
+  // The same index, where of each part only the rows of a bitmap may be found; in the lists that hold such rows alone
+  // if it is `narrowed`.
+  IndexState(const IndexState& whole, std::vector<Array<const std::uint64_t, 1>> bitmaps, bool narrowed)
+      : space(whole.space), lists(whole.lists), book(whole.book), routing(whole.routing), stored(whole.stored),
+        stored_lists(whole.stored_lists), wave_pages(whole.wave_pages), coded(whole.coded), rows(whole.rows),
+        allowed(whole.allowed), compared(whole.compared), bitmaps_(std::move(bitmaps)) {
+    require(bitmaps_.size() == rows.size(), "bitmaps: of every part");
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      const RowBits bits(bitmaps_[i].data(), bitmaps_[i].size());
+      require(bits.size() == (static_cast<std::size_t>(rows[i].rows) + 63) / 64, "bitmaps: a bit for each row");
+      for (const std::uint64_t word : bits)
+        if (word != 0) left += std::popcount(word);
+      rows[i].allowed = bits.data();
+      allowed[i] = bits;
+      if (stored_lists.empty()) {
+        coded[i].allowed = bits.data();
+        coded[i].words = bits.size();
+      }
+    }
+    if (narrowed) narrow();
+  }
+
+  IndexState(const IndexState&) = delete;
+  IndexState& operator=(const IndexState&) = delete;
+
+  // The lists that count.
+  std::int64_t held() const { return static_cast<std::int64_t>(compared.count); }
 
   const QuerySpace& space;
   const CodeLists& lists;
@@ -82,7 +113,32 @@ class IndexState {
   const std::size_t wave_pages;
   std::vector<Part> coded;
   std::vector<PageRows> rows;
-  ComparedRows compared;  // the centroids of the lists that count
+  std::vector<RowBits> allowed;  // of each part
+  ComparedRows compared;         // the centroids of the lists that count
+  std::int64_t left = 0;         // rows of the bitmaps
+
+ private:
+  // Lets the lists alone count that hold a row of a bitmap.
+  void narrow() {
+    for (std::size_t list = 0; list < compared.count; ++list) {
+      const auto holds = [this, list](std::size_t part) {
+        const std::int64_t* const starts =
+            stored_lists.empty() ? coded[part].starts : stored_lists[part]->starts.data();
+        return has_bit(allowed[part], static_cast<std::size_t>(starts[list]),
+                       static_cast<std::size_t>(starts[list + 1]));
+      };
+      for (std::size_t part = 0; part < rows.size(); ++part)
+        if (holds(part)) {
+          among_.push_back(static_cast<std::int64_t>(list));
+          break;
+        }
+    }
+    compared.among = among_.data();
+    compared.count = among_.size();
+  }
+
+  std::vector<Array<const std::uint64_t, 1>> bitmaps_;
+  std::vector<std::int64_t> among_;
 };
 
 }  // namespace memhier

@@ -113,9 +113,12 @@ std::optional<Fault> ListWaves::fetch(const ReadBatch& read) {
 
 void ListWaves::scan(std::span<QueryScan> queries, ListRouter& lists) {
   std::vector<Part> parts;
-  for (std::size_t p = 0; p < placed_.size(); ++p)
+  for (std::size_t p = 0; p < placed_.size(); ++p) {
     parts.push_back(state_.stored_lists[p]->part(pages_.get(), zeros_.data(), placed_[p].counts.data(),
                                                  placed_[p].shifts.data(), placed_[p].places.data()));
+    parts.back().allowed = state_.allowed[p].data();
+    parts.back().words = state_.allowed[p].size();
+  }
   scanner_.take(std::move(parts));
   for (QueryScan& query : queries) {
     scanner_.go_on(query.turned, *query.progress, query.spread);

@@ -63,8 +63,8 @@ struct StoredLists {
             .code_step = step,
             .number_step = step,
             .rows = INT64_MAX / kRowsOfGroup * kRowsOfGroup,  // all of them in whole blocks
-            .allowed = allowed ? allowed->data() : nullptr,
-            .words = allowed ? allowed->size() : 0,
+            .allowed = nullptr,                               // which the state of a search tells
+            .words = 0,
             .shifts = shifts,
             .ids = pages + numbers + kLanes * kNumberBytes,
             .id_bytes = id_bytes,
