@@ -63,29 +63,31 @@ class DigitCodes:
             np.empty((len(chunks), count // DIGITS, CHUNK_ROWS, 4), np.uint8),
             directions[order].astype(np.uint32), values[order].astype(np.float32),
         )  # fmt: skip
-        made._code(blocks, chunks)
+        _fill(made, blocks, chunks)
         return made
 
     def again(self, blocks: BlockCodes, rows: Ints) -> "DigitCodes":
         """Return codes in which the chunks of these rows are coded again."""
         made = DigitCodes(self.codes.copy(), self.directions, self.values)
-        made._code(blocks, np.unique(rows // CHUNK_ROWS))
+        _fill(made, blocks, np.unique(rows // CHUNK_ROWS))
         return made
 
-    def _code(self, blocks: BlockCodes, chunks: Ints) -> None:
-        each = np.bincount(self.directions, minlength=blocks.width)
-        step = np.full(blocks.width, np.inf, np.float32)
-        np.minimum.at(step, self.directions, self.values)
-        # A direction's digits in ascending order of their values: the first is its lowest.
-        powers = np.rint(np.log(self.values / step[self.directions]) / np.log(4)).astype(np.uint8)
-        for start in range(0, len(chunks), _CHUNKS):
-            some = chunks[start : start + _CHUNKS]
-            levels = np.floor(_shares(blocks, some) / step + (4**each / 2).astype(np.float32))
-            whole = np.clip(levels, 0, 4**each - 1).astype(np.uint8)
-            digits = (whole[:, self.directions] >> (2 * powers)) & 3
-            four = digits.reshape(len(digits), -1, 4, 4)
-            packed = four[:, :, 0] | four[:, :, 1] << 2 | four[:, :, 2] << 4 | four[:, :, 3] << 6
-            self.codes[some] = pack_blocks(packed.reshape(len(digits), -1))
+
+def _fill(made: DigitCodes, blocks: BlockCodes, chunks: Ints) -> None:
+    """Code the rows of some chunks."""
+    each = np.bincount(made.directions, minlength=blocks.width)
+    step = np.full(blocks.width, np.inf, np.float32)
+    np.minimum.at(step, made.directions, made.values)
+    # A direction's digits in ascending order of their values: the first is its lowest.
+    powers = np.rint(np.log(made.values / step[made.directions]) / np.log(4)).astype(np.uint8)
+    for start in range(0, len(chunks), _CHUNKS):
+        some = chunks[start : start + _CHUNKS]
+        levels = np.floor(_shares(blocks, some) / step + (4**each / 2).astype(np.float32))
+        whole = np.clip(levels, 0, 4**each - 1).astype(np.uint8)
+        digits = (whole[:, made.directions] >> (2 * powers)) & 3
+        four = digits.reshape(len(digits), -1, 4, 4)
+        packed = four[:, :, 0] | four[:, :, 1] << 2 | four[:, :, 2] << 4 | four[:, :, 3] << 6
+        made.codes[some] = pack_blocks(packed.reshape(len(digits), -1))
 
 
 def _shares(blocks: BlockCodes, chunks: Ints) -> Floats:

@@ -22,7 +22,7 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 class PythonCore:
     """The same as ``memhier_native._core.DecoderCore``, with the same arguments."""
 
-    def __init__(self, *, projection: Any, blocks: Any, codes: Any, graph: Any, exact: Any, digits: Any = None) -> None:
+    def __init__(self, *, projection: Any, blocks: Any, codes: Any, graph: Any, exact: Any, digits: Any) -> None:
         self._mean, self._turn, self._common, self._rows = projection
         self._codes, self._graph, self._exact = codes, graph, exact
         self._numbers = self._bytes = None
