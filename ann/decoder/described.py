@@ -7,20 +7,21 @@ import numpy.typing as npt
 
 from memhier.ann.decoder.calibration.settings import METHODS, WAYS, Settings
 from memhier.ann.decoder.coding.codes import CHUNK_ROWS
+from memhier.ann.decoder.coding.digits import DIGITS
 from memhier.errors import CorruptionError, FormatError
 from memhier.fields import Check, decode_json, integer, mapping, one_of, real, record, row, sequence, text
 
 __all__ = ["VERSION", "check_settings", "check_shapes", "decode_about"]
 
-VERSION = 4
-_READ = (3, VERSION)
+VERSION = 5
+_READ = (3, 4, VERSION)
 _COUNT = integer(0, 2**31)
 
 _SETTINGS: dict[str, Check] = {
     "k": integer(1, 2**31), "precision": real(0, 1), "preview_limit": _COUNT, "coarse_width": _COUNT,
     "survivors": _COUNT, "graph_ef": _COUNT, "graph_limit": _COUNT, "probes": _COUNT, "screen_probes": _COUNT,
     "screen_limit": _COUNT, "radius": real(0), "far_ef": _COUNT, "far_limit": _COUNT, "far_radius": real(0),
-    "proof_rows": _COUNT, "unproven": real(0, 1),
+    "proof_rows": _COUNT, "digit_limit": _COUNT, "unproven": real(0, 1),
     "reached": mapping(real(0, 1)), "choices": sequence(row(integer(1), one_of(*WAYS)), 1),
 }  # fmt: skip
 
@@ -36,13 +37,16 @@ _ARRAYS: dict[str, tuple[str, tuple[int | str, ...]]] = {
     "blocks/numbers": ("float32", (5, "padded")),
     "rows/codes": ("uint8", ("rows", "width")),
     "rows/numbers": ("float32", (2, "rows")),
+    "digits/codes": ("uint8", ("blocks", "sixteens", CHUNK_ROWS, 4)),
+    "digits/directions": ("uint32", ("digits",)),
+    "digits/values": ("float32", ("digits",)),
     "graph/links": ("uint32", ("rows", "degree")),
     "graph/centres": ("float32", ("groups", "seen")),
     "graph/halves": ("float32", ("groups",)),
     "graph/starts": ("int64", ("bounds",)),
     "graph/seeds": ("uint32", ("seeds",)),
 }
-_ALWAYS = [name for name in _ARRAYS if not name.startswith(("rows/", "graph/"))]
+_ALWAYS = [name for name in _ARRAYS if not name.startswith(("rows/", "digits/", "graph/"))]
 _SHAPE = row(text(), sequence(integer(0, 2**40), 1, 4))
 
 _CHECK = record({
@@ -66,7 +70,7 @@ def decode_about(raw: bytes, path: object) -> dict[str, Any]:
     where = f"{path}: the value 'decoder'"
     version = decode_json(raw, where, record({"version": integer()}))["version"]
     if version not in _READ:
-        raise FormatError(f"{path}: decoder format {version}, this memhier reads 3 and {VERSION}; build it again")
+        raise FormatError(f"{path}: decoder format {version}, this memhier reads 3 to {VERSION}; build it again")
     about: dict[str, Any] = decode_json(raw, where, _CHECK)
     return about
 
@@ -86,7 +90,9 @@ def check_shapes(described: dict[str, tuple[str, list[int]]], path: object) -> d
     blocks = -(-sizes["rows"] // CHUNK_ROWS)
     if (sizes["blocks"], sizes["padded"], sizes["turned"]) != (
         blocks, blocks * CHUNK_ROWS, -(-sizes["dimension"] // 4) * 4
-    ) or not 0 < 4 * sizes["quads"] <= sizes["turned"] or sizes["rows"] < 1:  # fmt: skip
+    ) or not 0 < 4 * sizes["quads"] <= sizes["turned"] or sizes["rows"] < 1 or (
+        sizes.get("digits", 0) != DIGITS * sizes.get("sixteens", 0)
+    ):  # fmt: skip
         raise CorruptionError(f"{path}: the arrays of the decoder do not fit each other: {sizes}")
     return sizes
 
@@ -104,6 +110,7 @@ def check_settings(
         and width <= 4 * sizes["quads"] == sizes.get("width")
         and settings.survivors >= settings.preview_limit
     )
+    digits = not settings.digit_limit or "digits" in sizes
     walks = starts is not None or not (ways & {"graph", "screen"} or settings.far_ef)
     sound = starts is None or (
         len(starts) == sizes["groups"] + 1
@@ -111,5 +118,5 @@ def check_settings(
         and starts[-1] == sizes["seeds"]
         and bool((starts[1:] >= starts[:-1]).all())
     )
-    if max(counts) > most or settings.k > sizes["rows"] or not (coarse and walks and sound):
+    if max(counts) > most or settings.k > sizes["rows"] or not (coarse and digits and walks and sound):
         raise CorruptionError(f"{path}: {settings} do not fit arrays of {sizes}")

@@ -447,7 +447,7 @@ class LogitIndex:
         if layer is None:
             raise ValueError("rows lie on SSD: expected them in DRAM; open the index without dram=")
         blocks = encode(layer, codes.projection, len(codes.projection.turn))
-        wide = replace(codes, blocks=blocks, rows=None, graph=None)
+        wide = replace(codes, blocks=blocks, rows=None, graph=None, digits=None)
         return type(self)(DramEngine(wide, layer), self._settings, "preview", self.digest)
 
     def envelope(
@@ -683,8 +683,8 @@ class LogitIndex:
         return found
 
     def _previewed(self, states: Floats, k: int, among: Allowed | None) -> TopK:
-        settings = self._settings
-        return self._engine.preview(states, k, settings.limit(k, self._words), settings.coarse(k), among)
+        limit, coarse = self._settings.preview(k, self._words, self._engine.codes.digits is not None)
+        return self._engine.preview(states, k, limit, coarse, among)
 
     def _certified(self, states: Floats, k: int, complete: bool, among: Allowed | None) -> TopK:
         narrow = self.layer is not None and self.layer.dtype != "float32"  # whose rows NumPy widens for a product

@@ -132,7 +132,10 @@ def check_layer(weight: Any, bias: Any, dtype: str | None) -> OutputLayer:
     TypeError, ValueError
         For another shape or dtype, or a number that is not finite; the message names its row.
     """
-    rows = np.asarray(weight)
+    try:
+        rows = np.asarray(weight)
+    except (TypeError, RuntimeError) as error:
+        raise _unreadable("weight", weight, error) from error
     if dtype is None and rows.dtype == np.float64:
         with np.errstate(over="ignore"):  # the check of numbers below refuses infinity
             rows = rows.astype(np.float32)
@@ -167,6 +170,15 @@ def check_layer(weight: Any, bias: Any, dtype: str | None) -> OutputLayer:
     return layer
 
 
+def _unreadable(name: str, given: Any, error: Exception) -> TypeError:
+    """Return the error for a value that NumPy cannot read, such as a tensor of bfloat16."""
+    return TypeError(
+        f"{name}: expected an array of NumPy, got {type(given).__name__} of {getattr(given, 'dtype', 'no dtype')} "
+        f"({error}): of a torch tensor of bfloat16, give weight.detach().view(torch.uint16).numpy() with "
+        "dtype='bfloat16' and hidden.float().numpy(), or take TopKSoftmax.from_linear, which takes both as they are"
+    )
+
+
 def check_finite(hidden: Floats) -> None:
     """Refuse hidden states with NaN, infinity or a number beyond LARGEST; the message names its place."""
     bad = np.flatnonzero(~(np.abs(hidden) <= LARGEST).all(1))
@@ -186,7 +198,10 @@ def check_hidden(name: str, hidden: Any, dimension: int) -> Floats:
     TypeError, ValueError
         For another dtype or dimension. The core refuses numbers that are not finite, as it reads all of them.
     """
-    states = np.asarray(hidden)
+    try:
+        states = np.asarray(hidden)
+    except (TypeError, RuntimeError) as error:
+        raise _unreadable(name, hidden, error) from error
     if states.dtype is _FLOAT32 and states.ndim == 2 and states.shape[1] == dimension:
         return np.ascontiguousarray(states)  # most calls: the rest would take a share of a call for one word
     if states.dtype.kind != "f":

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -120,11 +120,12 @@ def _engine(codes: Codes, rows: StoredRows, settings: Settings, budget: int | No
         If it holds neither an index with its rows on SSD nor a small one whole.
     """
     if budget is not None:
-        stored = StoredEngine(codes, rows)
-        view = codes.memory_bytes + stored.keep(settings.candidates_most)
-        whole = view + rows.bias.nbytes + rows.rows_bytes
+        # Digits save bytes of a scan, but want more rows than reads from SSD should bring.
+        stored = StoredEngine(replace(codes, digits=None), rows)
+        spaces = stored.keep(settings.candidates_most)
+        whole = codes.memory_bytes + spaces + rows.bias.nbytes + rows.rows_bytes
         if whole > budget:
-            held = view + rows.planned_bytes
+            held = stored.codes.memory_bytes + spaces + rows.planned_bytes
             if held + rows.scratch_least > budget:
                 least = min(held + rows.scratch_least, whole)
                 raise BudgetError(

@@ -223,3 +223,16 @@ def test_an_index_that_misplaces_a_tensor(tmp_path):
         open_head(tmp_path)
     with pytest.raises(FileNotFoundError, match=r"nowhere"):
         open_head(tmp_path / "nowhere.safetensors")
+
+
+def test_tensors_that_numpy_cannot_read_are_refused_with_advice():
+    weight, states = torch.randn(WORDS, DIMENSION).bfloat16(), torch.randn(70, DIMENSION)
+    with pytest.raises(TypeError, match=r"weight: .*Tensor of torch.bfloat16 .*view\(torch.uint16\)"):
+        LogitIndex.build(weight, contexts=states.numpy())
+    rows = weight.detach().view(torch.uint16).numpy()  # the advice
+    index = LogitIndex.build(rows, dtype="bfloat16", contexts=states.numpy(), k=3)
+    with pytest.raises(TypeError, match=r"hidden: .* of torch.bfloat16 .* hidden.float\(\).numpy\(\)"):
+        index.topk(states.bfloat16())
+    with pytest.raises(TypeError, match=r"contexts: .* of torch.bfloat16"):
+        LogitIndex.build(rows, dtype="bfloat16", contexts=states.bfloat16())
+    assert index.topk(states[:2].bfloat16().float().numpy()).indices.shape == (2, 3)

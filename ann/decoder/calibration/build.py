@@ -9,16 +9,19 @@ from memhier.ann.decoder.calibration.calibrate import (
     INSIDE,
     HeldOut,
     calibrate_coarse,
+    calibrate_digits,
     calibrate_far,
     calibrate_preview,
     calibrate_proof,
     calibrate_screen,
     calibrate_walk,
     hold_out,
+    scan_cost,
 )
 from memhier.ann.decoder.calibration.familiar import ranges_of
 from memhier.ann.decoder.calibration.settings import WAYS, Method, Settings
 from memhier.ann.decoder.coding.codes import RowCodes, encode, encode_rows, hash_rows
+from memhier.ann.decoder.coding.digits import DIGITS, DigitCodes
 from memhier.ann.decoder.coding.graph import build_links, giants, learn_seeds, relink
 from memhier.ann.decoder.coding.projection import Projection, fit_projection
 from memhier.ann.decoder.coding.view import Codes
@@ -33,6 +36,9 @@ SEEDS_PER_K = 2  # times k largest rows of a context become seeds of its group
 _FIRST_WIDTH = 64
 _GRAPH_LEAST = 256  # words: below, a scan is as fast as any walk
 _SAFE = 0.9998  # the least precision of the preview, even if the other ways may have less
+_SAFE_DIGITS = 0.998  # the same by digits: one context of 512 may miss its largest logit
+_DIGITS_LEAST = 32 << 20  # bytes of a scan; fewer lie in a cache, or cost little
+_DIGIT_SHARES = (0.5, 1.0, 1.25, 1.5, 2.0)  # digits for a direction, in the mean
 _LIMIT_MOST = 64  # candidates; rather than more of them, codes grow
 
 
@@ -74,6 +80,7 @@ def build_codes(
     held = HeldOut.of(layer, held_out, options.k)
     projection = fit_projection(layer, learned)
     codes, settings = _preview_codes(layer, projection, held, options)
+    codes, settings = _add_digits(layer, codes, held, settings)
     settings = calibrate_proof(DramEngine(codes, layer), held, settings)
     settings = settings.with_(ranges=ranges_of(projection, contexts))
     if method in ("auto", "graph", "screen") and layer.shape[0] >= _GRAPH_LEAST:
@@ -96,6 +103,21 @@ def _preview_codes(
         if rank is not None or width == most or enough:
             return codes, settings
         width = min(most, 2 * width)
+
+
+def _add_digits(layer: OutputLayer, codes: Codes, held: HeldOut, settings: Settings) -> tuple[Codes, Settings]:
+    """Return codes with digits, if a preview of them is precise and costs less than one of the block codes."""
+    if scan_cost(codes, settings) < _DIGITS_LEAST:
+        return codes, settings
+    best, least = (codes, settings), float("inf")
+    for share in _DIGIT_SHARES:
+        digits = DigitCodes.of(codes.blocks, max(1, int(share * codes.blocks.width) // DIGITS) * DIGITS)
+        trial = replace(codes, digits=digits)
+        found = calibrate_digits(DramEngine(trial, layer), held, settings, max(settings.asked, _SAFE_DIGITS))
+        cost = scan_cost(trial, found) if found.digit_limit else least
+        if cost < least:
+            best, least = (trial, found), cost
+    return best
 
 
 def _add_graph(
@@ -128,7 +150,8 @@ def encode_again(codes: Codes, layer: OutputLayer) -> tuple[Codes, int]:
         return codes, 0
     blocks, norms = encode_rows(layer, codes.projection, codes.blocks, changed), codes.norms.copy()
     norms[changed] = _norms_of(as_floats(layer.weight[changed], layer.dtype))
-    again = Codes(codes.projection, blocks, None, None, norms, hashes)
+    digits = None if codes.digits is None else codes.digits.again(blocks, changed)
+    again = Codes(codes.projection, blocks, None, None, norms, hashes, digits)
     if codes.graph is not None:
         rows = RowCodes.of(blocks, layer.shape[0])
         again = replace(again, rows=rows, graph=replace(codes.graph, links=relink(codes.graph.links, rows, changed)))

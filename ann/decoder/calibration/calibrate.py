@@ -8,13 +8,15 @@ from typing import TypeVar
 import numpy as np
 
 from memhier.ann.decoder.calibration.settings import FAR_PROBES, Choices, Method, Settings
+from memhier.ann.decoder.coding.view import Codes
 from memhier.ann.decoder.engine.dram_engine import DramEngine
 from memhier.ann.decoder.engine.engine import ALL_DIRECTIONS, CERTIFY_LIMIT, Coarse, Effort, Walk
 from memhier.ann.decoder.layer import Floats, OutputLayer
 
 __all__ = [
-    "EFS", "INSIDE", "LIMITS", "HeldOut", "calibrate_coarse", "calibrate_far", "calibrate_preview", "calibrate_proof",
-    "calibrate_screen", "calibrate_walk", "hold_out", "measure_choices", "scan_cost",
+    "EFS", "INSIDE", "LIMITS", "HeldOut", "calibrate_coarse", "calibrate_digits", "calibrate_far",
+    "calibrate_preview", "calibrate_proof", "calibrate_screen", "calibrate_walk", "hold_out", "measure_choices",
+    "scan_cost",
 ]  # fmt: skip
 
 LIMITS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 512)
@@ -120,6 +122,23 @@ def calibrate_preview(engine: DramEngine, held: HeldOut, settings: Settings, pre
     return settings.with_(preview_limit=limit, reached=settings.reached | {"preview": reached})
 
 
+def calibrate_digits(engine: DramEngine, held: HeldOut, settings: Settings, precision: float) -> Settings:
+    """Return settings with the fewest candidates by which a scan of digits reaches the precision, or none of them."""
+    words = len(engine.codes.norms)
+    limits = [limit for limit in LIMITS if limit >= max(held.k, _PREVIEW_LEAST)]
+    few = held.some(_COARSE_HELD)
+    for limit in limits:
+        tried = settings.with_(digit_limit=limit)
+
+        def reach(among: HeldOut, tried: Settings = tried) -> float:
+            candidates, coarse = tried.preview(held.k, words, True)
+            return among.precision(engine.preview(among.hidden, held.k, candidates, coarse).values)
+
+        if reach(few) >= precision and (reached := reach(held)) >= precision:
+            return tried.with_(reached=settings.reached | {"preview": reached})
+    return settings
+
+
 def calibrate_proof(engine: DramEngine, held: HeldOut, settings: Settings) -> Settings:
     """Return settings with the candidates that proofs take, up to the next of a few numbers, and how many fail."""
     few, done, rows = held.hidden[:_PROVEN_HELD], 0, 0
@@ -204,15 +223,18 @@ def calibrate_far(engine: DramEngine, held: HeldOut, settings: Settings, seed: i
     settings = settings.with_(reached=settings.reached | {"far": reached})
     looked, apart = np.empty(len(far.hidden), np.int64), np.empty(len(far.hidden), np.float32)
     engine.walk(far.hidden, held.k, Walk(effort), looked=looked, away=apart)
-    if reached < settings.asked or float(looked.mean()) * _LOOKED_AT > scan_cost(engine, settings):
+    if reached < settings.asked or float(looked.mean()) * _LOOKED_AT > scan_cost(engine.codes, settings):
         return settings
     far_radius = float(np.quantile(apart, INSIDE))
     return settings.with_(far_ef=effort.ef, far_limit=effort.limit, far_radius=far_radius)
 
 
-def scan_cost(engine: DramEngine, settings: Settings) -> float:
+def scan_cost(codes: Codes, settings: Settings) -> float:
     """Return the cost of a preview in bytes that are read in the same time."""
-    words, width = len(engine.codes.norms), engine.codes.blocks.width
+    words, width = len(codes.norms), codes.blocks.width
+    if codes.digits is not None and settings.digit_limit:
+        row = _LOOKED_AT + 4 * len(codes.projection.mean)
+        return float(words * (codes.digits.count // 4 + _NUMBERS)) + settings.digit_limit * row
     if settings.coarse_width:
         return _coarse_cost(words, settings.coarse_width, settings.survivors // 2)
     return float(words * (width + _NUMBERS))

@@ -32,6 +32,8 @@ class Settings:
     coarse_width, survivors
         Leading directions that the preview scans first, and rows of which it then scans all directions. Zero if it
         scans all directions of all rows at once.
+    digit_limit
+        Candidates that the preview ranks exactly if it scans digits; zero if it does not.
     graph_ef, graph_limit, probes
         List length of the walk, candidates that it ranks exactly, and groups that lend their seeds.
     screen_probes, screen_limit
@@ -71,6 +73,7 @@ class Settings:
     reached: dict[str, float] = field(default_factory=dict)
     choices: Choices = ((1, "preview"),)
     ranges: tuple[tuple[float, float], ...] = ()
+    digit_limit: int = 0
 
     @property
     def asked(self) -> float:
@@ -88,7 +91,8 @@ class Settings:
     @property
     def candidates_most(self) -> int:
         """The most candidates of an answer with at most the build's k."""
-        return max(CERTIFY_LIMIT, HEAD, self.preview_limit, self.survivors, self.graph_limit, self.far_limit)
+        preview = max(self.preview_limit, self.survivors, self.digit_limit)
+        return max(CERTIFY_LIMIT, HEAD, preview, self.graph_limit, self.far_limit)
 
     def with_(self, **changes: Any) -> Self:
         """Return settings with some numbers changed."""
@@ -97,6 +101,13 @@ class Settings:
     def coarse(self, k: int) -> Coarse:
         """Return the first pass of the preview for `k` largest."""
         return Coarse(self.coarse_width, self.scaled(self.survivors, k)) if self.coarse_width else ALL_DIRECTIONS
+
+    def preview(self, k: int, words: int, digits: bool) -> tuple[int, Coarse]:
+        """Return the candidates and the first pass of the preview, by digits if it may."""
+        if digits and self.digit_limit:
+            limit = min(words, self.scaled(self.digit_limit, k))
+            return limit, Coarse(0, limit)
+        return self.limit(k, words), self.coarse(k)
 
     def walk(self, way: str, among: bool = False) -> Walk:
         """Return the effort of the way ``"graph"`` or ``"screen"``; among half of the words, with twice the list."""

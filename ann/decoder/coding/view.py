@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memhier.ann.decoder.coding.codes import BlockCodes, RowCodes
+from memhier.ann.decoder.coding.digits import DigitCodes
 from memhier.ann.decoder.coding.graph import Graph
 from memhier.ann.decoder.coding.projection import Projection
 from memhier.ann.decoder.core.core import new_core
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Codes"]
 
-_PARTS = {"projection": Projection, "blocks": BlockCodes, "rows": RowCodes, "graph": Graph}
+_PARTS = {"projection": Projection, "blocks": BlockCodes, "rows": RowCodes, "graph": Graph, "digits": DigitCodes}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,8 @@ class Codes:
         float32 ``[V]``: upper bounds of the norms of the layer's rows.
     hashes
         uint64 ``[V]``: hashes of the rows; they tell which rows training has changed.
+    digits
+        The same codes in fewer bytes, for a large preview.
     """
 
     projection: Projection
@@ -41,6 +44,7 @@ class Codes:
     graph: Graph | None
     norms: Floats
     hashes: npt.NDArray[np.uint64]
+    digits: DigitCodes | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -79,11 +83,13 @@ class Codes:
 
     def core(self, exact: Any) -> "DecoderCore | PythonCore":
         """Return a core over these codes and, unless `exact` is None, over the exact rows in DRAM."""
-        projection, blocks, rows, graph = self.projection, self.blocks, self.rows, self.graph
+        projection, blocks, rows = self.projection, self.blocks, self.rows
+        graph, digits = self.graph, self.digits
         return new_core(
             (projection.mean, projection.turn, projection.common, len(self.norms)),
             (blocks.codes, blocks.numbers, blocks.width),
             None if rows is None else (rows.codes, rows.numbers),
             None if graph is None else (graph.links, graph.centres, graph.halves, graph.starts, graph.seeds),
             exact,
+            None if digits is None else (digits.codes, digits.directions, digits.values),
         )

@@ -12,10 +12,12 @@ if TYPE_CHECKING:
 __all__ = ["allow_words", "new_core"]
 
 
-def new_core(projection: Any, blocks: Any, codes: Any, graph: Any, exact: Any) -> "DecoderCore | PythonCore":
+def new_core(
+    projection: Any, blocks: Any, codes: Any, graph: Any, exact: Any, digits: Any = None
+) -> "DecoderCore | PythonCore":
     """Return a core over arrays, which it holds on to; see ``memhier_native._core.DecoderCore``."""
     kind = PythonCore if backend.core is None else backend.core.DecoderCore
-    return kind(projection=projection, blocks=blocks, codes=codes, graph=graph, exact=exact)
+    return kind(projection=projection, blocks=blocks, codes=codes, graph=graph, exact=exact, digits=digits)
 
 
 def allow_words(allowed: Any, words: int, ends: Any, bits: Any, counts: Any) -> int:

@@ -11,6 +11,7 @@ __all__ = ["PythonCore", "allow_words", "unpacked"]
 
 _ROUNDING = 1e-6
 _SLACK = 1e-5
+_LEADING_DIGITS = 64  # they have a step of the query for themselves
 NO_ROW = 0xFFFFFFFF
 
 Floats: TypeAlias = npt.NDArray[np.float32]
@@ -21,7 +22,7 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 class PythonCore:
     """The same as ``memhier_native._core.DecoderCore``, with the same arguments."""
 
-    def __init__(self, *, projection: Any, blocks: Any, codes: Any, graph: Any, exact: Any) -> None:
+    def __init__(self, *, projection: Any, blocks: Any, codes: Any, graph: Any, exact: Any, digits: Any) -> None:
         self._mean, self._turn, self._common, self._rows = projection
         self._codes, self._graph, self._exact = codes, graph, exact
         self._numbers = self._bytes = None
@@ -30,6 +31,7 @@ class PythonCore:
             signed = (packed ^ 128).view(np.int8)
             self._bytes = signed.transpose(0, 2, 1, 3).reshape(-1, width)[: self._rows]
             self._numbers = numbers[:, : self._rows].astype(np.float64)
+        self._digits = digits
 
     @property
     def workspace_bytes(self) -> int:
@@ -253,13 +255,30 @@ class PythonCore:
     ) -> Doubles:
         """Return keys in which only the best by their first `width` directions are left, if any are asked for."""
         width, survivors = coarse
-        if width == 0 or survivors >= len(keys):
+        if (width == 0 and survivors == 0) or survivors >= len(keys):
             return keys
+        if width == 0:
+            return self._by_digits(state, coordinates)[names]
         estimates, _, _ = self._estimate(state, 0.0, coordinates, width)
         left = np.full_like(keys, -np.inf)
         best = np.argsort(-estimates[names], kind="stable")[:survivors]
         left[best] = keys[best]
         return left
+
+    def _by_digits(self, state: Floats, coordinates: bool) -> Doubles:
+        """Return estimates of all logits by the digits."""
+        assert self._numbers is not None
+        codes, directions, values = self._digits
+        away = state.astype(np.float64) - (0 if coordinates else self._mean)
+        z, shift = (away, 0.0) if coordinates else (self._turn @ away, float(self._common @ away))
+        four = codes.transpose(0, 2, 1, 3).reshape(-1, len(directions) // 16, 1, 4)[: self._rows]
+        digits = ((four >> np.arange(0, 8, 2, dtype=np.uint8)[:, None]) & 3).reshape(len(four), -1).astype(np.float32)
+        sums = np.zeros(len(four))
+        for part in (slice(0, _LEADING_DIGITS), slice(_LEADING_DIGITS, None)):
+            bytes_, step = _round(values[part] * z[directions[part]])
+            sums += step * ((digits[:, part] - np.float32(1.5)) @ bytes_.astype(np.float32)).astype(np.float64)
+        found: Doubles = self._numbers[0] + shift + self._numbers[4] * sums
+        return found
 
     def _logits(self, state: Floats, rows: Ints) -> Doubles:
         weight, kind, bias, _ = self._exact

@@ -15,7 +15,10 @@ CERTIFY_LIMIT = 2048  # candidates of a proof
 
 
 class Coarse(NamedTuple):
-    """The first pass of a scan: the leading `width` directions of all rows, of which `survivors` are scanned whole."""
+    """The first pass of a scan: the leading `width` directions of all rows, of which `survivors` are scanned whole.
+
+    With survivors but no width it is the only pass: over the digits of all rows, and all survivors are candidates.
+    """
 
     width: int
     survivors: int

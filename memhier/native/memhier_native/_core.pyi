@@ -177,6 +177,10 @@ class DecoderCore:
             numpy.typing.NDArray[numpy.float32],
         ]
         | None,
+        digits: tuple[
+            numpy.typing.NDArray[numpy.uint8], numpy.typing.NDArray[numpy.uint32], numpy.typing.NDArray[numpy.float32]
+        ]
+        | None,
     ) -> None: ...
     def preview(
         self,

@@ -30,7 +30,8 @@ bool are_within(const float* values, std::size_t count, float most) {
   return std::all_of(values, values + count, [most](float value) { return std::abs(value) <= most; });
 }
 
-// A scan of the first `width` directions alone, whose `survivors` are estimated again by all; none of it at zero.
+// A scan of the first `width` directions alone, whose `survivors` are estimated again by all; none of it at zero. With
+// survivors but no width, a scan of the digits, whose survivors are all candidates.
 struct Coarse {
   std::size_t width, survivors;
 };
@@ -70,6 +71,8 @@ using ProjectionArrays =  // mean [d], turn [t, d], common [d], and the number o
     std::tuple<Array<const float, 1>, Array<const float, 2>, Array<const float, 1>, std::size_t>;
 using BlockArrays =  // codes [padded / 256, width / 4, 256, 4], numbers [5, padded], width
     std::tuple<Array<const std::uint8_t>, Array<const float, 2>, std::size_t>;
+using DigitArrays =  // codes [padded / 256, digits / 16, 256, 4], directions [digits], values [digits]
+    std::tuple<Array<const std::uint8_t>, Array<const std::uint32_t, 1>, Array<const float, 1>>;
 using CodeArrays =
     std::tuple<Array<const std::uint8_t, 2>, Array<const float, 2>>;  // codes [rows, width], numbers [2, rows]
 using GraphArrays =  // links [rows, degree], centres [groups, width], halves [groups], starts [groups + 1], seeds
@@ -84,7 +87,7 @@ using Bits = std::optional<Array<const std::uint64_t, 2>>;
 class DecoderCore {
  public:
   DecoderCore(ProjectionArrays projection, std::optional<BlockArrays> blocks, std::optional<CodeArrays> codes,
-              std::optional<GraphArrays> graph, std::optional<ExactArrays> exact);
+              std::optional<GraphArrays> graph, std::optional<ExactArrays> exact, std::optional<DigitArrays> digits);
 
   using Two = std::tuple<std::size_t, std::size_t>;
   using Three = std::tuple<std::size_t, std::size_t, std::size_t>;
@@ -124,18 +127,21 @@ class DecoderCore {
   void look_at(const CodeArrays& arrays);
   void look_at(const GraphArrays& arrays);
   void look_at(const ExactArrays& arrays);
+  void look_at(const DigitArrays& arrays);
 
   const ProjectionArrays projection_arrays_;
   const std::optional<BlockArrays> block_arrays_;
   const std::optional<CodeArrays> code_arrays_;
   const std::optional<GraphArrays> graph_arrays_;
   const std::optional<ExactArrays> exact_arrays_;
+  const std::optional<DigitArrays> digit_arrays_;
   // The same as the kernels see them.
   Projection projection_{};
   std::size_t rows_ = 0;
   std::optional<BlockCodes> blocks_;
   std::optional<RowCodes> codes_;
   std::optional<ExactRows> exact_;
+  std::optional<DigitCodes> digits_;
   Graph graph_{};
   Seeds seeds_{};
   Workspaces spaces_;
@@ -143,9 +149,9 @@ class DecoderCore {
 
 DecoderCore::DecoderCore(ProjectionArrays projection, std::optional<BlockArrays> blocks,
                          std::optional<CodeArrays> codes, std::optional<GraphArrays> graph,
-                         std::optional<ExactArrays> exact)
+                         std::optional<ExactArrays> exact, std::optional<DigitArrays> digits)
     : projection_arrays_(std::move(projection)), block_arrays_(std::move(blocks)), code_arrays_(std::move(codes)),
-      graph_arrays_(std::move(graph)), exact_arrays_(std::move(exact)) {
+      graph_arrays_(std::move(graph)), exact_arrays_(std::move(exact)), digit_arrays_(std::move(digits)) {
   const auto& [mean, turn, common, rows] = projection_arrays_;
   projection_ = {mean.data(), turn.data(), common.data(), turn.shape(1), turn.shape(0)};
   require(mean.size() == turn.shape(1) && common.size() == turn.shape(1), "mean, common: float32 [d]");
@@ -155,6 +161,7 @@ DecoderCore::DecoderCore(ProjectionArrays projection, std::optional<BlockArrays>
   if (code_arrays_) look_at(*code_arrays_);
   if (graph_arrays_) look_at(*graph_arrays_);
   if (exact_arrays_) look_at(*exact_arrays_);
+  if (digit_arrays_) look_at(*digit_arrays_);
 }
 
 void DecoderCore::look_at(const BlockArrays& arrays) {
@@ -208,6 +215,18 @@ void DecoderCore::look_at(const ExactArrays& arrays) {
       ExactRows{rows.data(), static_cast<RowType>(type), row_bytes, projection_.dimension, bias.data(), norms.data()};
 }
 
+void DecoderCore::look_at(const DigitArrays& arrays) {
+  const auto& [codes, directions, values] = arrays;
+  const std::size_t count = directions.size();
+  require(blocks_.has_value() && count > 0 && count % kDigits == 0 && values.size() == count,
+          "digits: needs blocks; a multiple of 16");
+  require(codes.size() == padded_rows(rows_) * (count / 4), "digits: codes [padded, digits / 4]");
+  require(std::all_of(directions.data(), directions.data() + count,
+                      [this](std::uint32_t direction) { return direction < blocks_->width; }),
+          "digits: directions within the width");
+  digits_ = DigitCodes{codes.data(), count, directions.data(), values.data()};
+}
+
 // Keeps at most so many workspaces for the next calls, none larger than calls with so many candidates, and envelopes of
 // so many rows, drawn ones too, need. Returns their size in bytes.
 std::size_t DecoderCore::keep(std::size_t count, std::size_t limit, std::size_t draws) {
@@ -220,6 +239,7 @@ std::size_t DecoderCore::keep(std::size_t count, std::size_t limit, std::size_t 
   // Without all directions there are no bounds.
   if (blocks_.has_value() && projection_.turned >= projection_.dimension)
     bytes += BlockScan::kQueries * Envelope::planned_bytes(rows_);
+  if (digits_.has_value()) bytes += BlockScan::kQueries * digits_->count;
   if (seeds_.groups > 0) bytes += Walker::planned_bytes(rows_, seeds_, limit);
   spaces_.keep(count, bytes);
   return count * bytes;
@@ -227,8 +247,13 @@ std::size_t DecoderCore::keep(std::size_t count, std::size_t limit, std::size_t 
 
 Coarse DecoderCore::check_coarse(const Two& coarse, std::size_t limit, bool all_needed) const {
   const auto [width, survivors] = coarse;
-  if (width == 0) return {0, 0};
+  if (width == 0 && survivors == 0) return {0, 0};
   require(!all_needed, "coarse: not with bounds, nor with a partition function");
+  if (width == 0) {
+    require(digits_.has_value() && survivors == limit,
+            "coarse: no width needs digits, and all survivors as candidates");
+    return {0, std::min(survivors, rows_)};
+  }
   require(width % 4 == 0 && width <= blocks_->width && survivors >= limit,
           "coarse: a multiple of 4, within the width; survivors >= limit");
   require(codes_.has_value() && codes_->width == blocks_->width, "coarse: needs codes of the same width by row");
@@ -268,9 +293,12 @@ void DecoderCore::scan(Workspace& space, const float* hidden, const Part& part, 
     space.largest[q].start(std::max(limit, coarse.survivors));
     space.sums[q] = ExpSums{};
   }
-  const std::size_t width = coarse.width > 0 ? coarse.width : blocks_->width;
-  space.scan.run(*blocks_, width, {{queries, count}, {allowed, count}, {space.largest, count}, {space.sums, count}},
-                 options);
+  const ScanQueries all{{queries, count}, {allowed, count}, {space.largest, count}, {space.sums, count}};
+  if (coarse.width == 0 && coarse.survivors > 0) {
+    for (std::size_t q = 0; q < count; ++q) space.digit_queries[q].assign(*digits_, space.queries[q]);
+    return space.scan.run(*blocks_, *digits_, {space.digit_queries, count}, all);
+  }
+  space.scan.run(*blocks_, coarse.width > 0 ? coarse.width : blocks_->width, all, options);
 }
 
 // The candidates that a scan found for a query; after a coarse one, the best of its survivors by all directions.
@@ -560,8 +588,9 @@ void register_decoder(nb::module_& m) {
   constexpr float kNoBound = std::numeric_limits<float>::infinity();
   nb::class_<DecoderCore>(m, "DecoderCore")
       .def(nb::init<ProjectionArrays, std::optional<BlockArrays>, std::optional<CodeArrays>, std::optional<GraphArrays>,
-                    std::optional<ExactArrays>>(),
-           nb::kw_only(), "projection"_a, "blocks"_a.none(), "codes"_a.none(), "graph"_a.none(), "exact"_a.none())
+                    std::optional<ExactArrays>, std::optional<DigitArrays>>(),
+           nb::kw_only(), "projection"_a, "blocks"_a.none(), "codes"_a.none(), "graph"_a.none(), "exact"_a.none(),
+           "digits"_a.none())
       .def("preview", &DecoderCore::preview, nb::kw_only(), "hidden"_a, "limit"_a, "coarse"_a, "values"_a, "indices"_a,
            "rounding"_a = std::tuple<float, float>(0.0F, 0.0F), "proven"_a.none() = nb::none(),
            "partition"_a.none() = nb::none(), "interval"_a = false, "inverse"_a = 1.0F, "variance"_a = 0.0F,

@@ -8,8 +8,8 @@ constexpr std::size_t kAhead = 4;  // rows on their way from memory while one is
 
 void prefetch(const ExactRows& exact, std::uint32_t row) {
   const std::byte* start = exact.rows + std::size_t{row} * exact.row_bytes;
-  // The first lines start the hardware's own prefetcher.
-  for (std::size_t at = 0; at < std::min<std::size_t>(exact.row_bytes, 512); at += 64) __builtin_prefetch(start + at);
+  // To the second level of caches, which waits for more lines at a time than the first.
+  for (std::size_t at = 0; at < exact.row_bytes; at += 64) __builtin_prefetch(start + at, 0, 2);
 }
 
 }  // namespace

@@ -128,6 +128,18 @@ void margins_of_chunk(const RowNumbers& rows, std::size_t first, const Spread& s
     margins[i] = margin_of(rows, static_cast<std::uint32_t>(first + i), spread, shift);
 }
 
+// Estimates by the sums of both parts of the digits.
+MEMHIER_CLONES
+void estimate_digits(const std::int32_t* leading, const std::int32_t* others, const RowNumbers& rows, std::size_t first,
+                     const DigitQuery& query, float shift, float* estimates) {
+  const float step = query.step(0), fine = query.step(1), excess = query.excess();
+  const float *offsets = rows.offsets + first, *norms = rows.coded + first;
+#pragma omp simd
+  for (std::size_t i = 0; i < kChunkRows; ++i)
+    estimates[i] = (offsets[i] + shift) +
+                   norms[i] * (step * static_cast<float>(leading[i]) + fine * static_cast<float>(others[i]) - excess);
+}
+
 struct Three {
   float middle, low, high;
 };
@@ -195,6 +207,57 @@ void BlockScan::exclude(const AllowedRows& allowed, std::size_t first) {
     }
 }
 
+void DigitQuery::assign(const DigitCodes& digits, const CodedQuery& query) {
+  bytes_.resize(digits.count);
+  excess_ = 0;
+  std::size_t first = 0;
+  for (std::size_t part = 0; part < kParts; ++part) {
+    const std::size_t end = first + count(digits, part);
+    const auto number = [&](std::size_t i) { return digits.values[i] * query.z()[digits.directions[i]]; };
+    float largest = 0;
+    for (std::size_t i = first; i < end; ++i) largest = std::max(largest, std::fabs(number(i)));
+    steps_[part] = largest / 127;
+    const float inverse = largest > 0 ? 127 / largest : 0;
+    std::int32_t sum = 0;
+    for (std::size_t i = first; i < end; ++i) {
+      bytes_[i] = static_cast<std::int8_t>(std::clamp(std::nearbyint(number(i) * inverse), -127.F, 127.F));
+      sum += bytes_[i];
+    }
+    excess_ += steps_[part] * 1.5F * static_cast<float>(sum);
+    first = end;
+  }
+}
+
+void BlockScan::run(const BlockCodes& rows, const DigitCodes& digits, std::span<const DigitQuery> own,
+                    const ScanQueries& queries) {
+  const std::int8_t* bytes[DigitQuery::kParts][kQueries];
+  for (std::size_t q = 0; q < own.size(); ++q)
+    for (std::size_t part = 0; part < DigitQuery::kParts; ++part) bytes[part][q] = own[q].bytes(part);
+  const std::size_t leading = DigitQuery::count(digits, 0);
+  for (std::size_t first = 0; first < rows.padded_rows; first += kChunkRows) {
+    const auto reaches = [first](const AllowedRows& allowed) { return allowed.reaches(first); };
+    if (std::none_of(queries.allowed.begin(), queries.allowed.end(), reaches)) continue;
+    const std::uint8_t* codes = digits.codes + first * (digits.count / 4);
+    dot_digits(codes, leading, {bytes[0], own.size()}, leading_);
+    dot_digits(codes + kChunkRows * (leading / 4), digits.count - leading, {bytes[1], own.size()}, dots_);
+    for (std::size_t q = 0; q < own.size(); ++q) {
+      if (!queries.allowed[q].reaches(first)) continue;
+      estimate_digits(leading_[q], dots_[q], rows.numbers, first, own[q], queries.coded[q]->shift(), estimates_);
+      offer(rows, first, queries.allowed[q], estimates_, queries.largest[q]);
+    }
+  }
+}
+
+// Offers the allowed rows of a chunk by their keys.
+void BlockScan::offer(const BlockCodes& rows, std::size_t first, const AllowedRows& allowed, const float* keys,
+                      Largest& largest) {
+  std::uint16_t at[kChunkRows];
+  const std::size_t found = above(keys, largest.threshold(), allowed, first, at);
+  // The last chunk's padding is below most rows, but not below one whose logit is about -1e30.
+  for (std::size_t i = 0; i < found && first + at[i] < rows.rows; ++i)
+    largest.offer({keys[at[i]], estimates_[at[i]], static_cast<std::uint32_t>(first + at[i])});
+}
+
 void BlockScan::run(const BlockCodes& rows, std::size_t width, const ScanQueries& queries, const ScanOptions& options) {
   const std::size_t count = queries.coded.size();
   Spread spreads[kQueries];
@@ -203,7 +266,6 @@ void BlockScan::run(const BlockCodes& rows, std::size_t width, const ScanQueries
     spreads[q] = queries.coded[q]->spread(width);
     excess[q] = queries.coded[q]->excess(width);
   }
-  std::uint16_t at[kChunkRows];
   for (std::size_t first = 0; first < rows.padded_rows; first += kChunkRows) {
     const auto reaches = [first](const AllowedRows& allowed) { return allowed.reaches(first); };
     if (std::none_of(queries.allowed.begin(), queries.allowed.end(), reaches)) continue;
@@ -226,12 +288,7 @@ void BlockScan::run(const BlockCodes& rows, std::size_t width, const ScanQueries
 #pragma omp simd
         for (std::size_t i = 0; i < kChunkRows; ++i) margins_[i] += estimates_[i];
       }
-      const float* keys = options.bounds ? margins_ : estimates_;
-      Largest& largest = queries.largest[q];
-      const std::size_t found = above(keys, largest.threshold(), allowed, first, at);
-      // The last chunk's padding is below most rows, but not below one whose logit is about -1e30.
-      for (std::size_t i = 0; i < found && first + at[i] < rows.rows; ++i)
-        largest.offer({keys[at[i]], estimates_[at[i]], static_cast<std::uint32_t>(first + at[i])});
+      offer(rows, first, allowed, options.bounds ? margins_ : estimates_, queries.largest[q]);
     }
   }
 }

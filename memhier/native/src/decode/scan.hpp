@@ -1,6 +1,7 @@
 // The preview: an estimate of every row's logit from its leading directions, and the largest of them.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstddef>
@@ -11,6 +12,7 @@
 #include "decode/allowed.hpp"
 #include "decode/exact.hpp"
 #include "decode/query.hpp"
+#include "scan/digit_dot.hpp"
 
 namespace memhier {
 
@@ -30,6 +32,37 @@ struct BlockCodes {
   const std::uint8_t* codes;
   std::size_t rows, padded_rows, width;  // width: a multiple of 4
   RowNumbers numbers;
+};
+
+// The leading directions of the same rows in fewer bytes: digits of two bits, [rows / 256, digits / 16, 256, 4], and
+// for each digit its direction and the value of one, as a share of the row's norm as coded. A digit stands for its
+// number less one and a half. Values descend, so that the digits worth most have a step of the query for themselves.
+struct DigitCodes {
+  const std::uint8_t* codes;
+  std::size_t count;
+  const std::uint32_t* directions;
+  const float* values;
+};
+
+// A hidden state as digits see it.
+class DigitQuery {
+ public:
+  static constexpr std::size_t kParts = 2, kLeading = 64;  // the leading digits, and all others
+
+  void assign(const DigitCodes& digits, const CodedQuery& query);
+
+  const std::int8_t* bytes(std::size_t part) const { return bytes_.data() + part * kLeading; }
+  float step(std::size_t part) const { return steps_[part]; }
+  float excess() const { return excess_; }  // of the sum of all products, as digits are not negative
+  static std::size_t count(const DigitCodes& digits, std::size_t part) {
+    const std::size_t leading = std::min(kLeading, digits.count);
+    return part == 0 ? leading : digits.count - leading;
+  }
+  std::size_t held_bytes() const { return bytes_.capacity(); }
+
+ private:
+  std::vector<std::int8_t> bytes_;
+  float steps_[kParts] = {}, excess_ = 0;
 };
 
 // Sums of exp over all rows: of the estimates, each with half its variance; and of their lower and upper bounds.
@@ -76,11 +109,16 @@ class BlockScan {
   static constexpr std::size_t kQueries = 4;
 
   void run(const BlockCodes& rows, std::size_t width, const ScanQueries& queries, const ScanOptions& options);
+  // The same by digits, without bounds and sums.
+  void run(const BlockCodes& rows, const DigitCodes& digits, std::span<const DigitQuery> own,
+           const ScanQueries& queries);
 
  private:
   void exclude(const AllowedRows& allowed, std::size_t first);
+  void offer(const BlockCodes& rows, std::size_t first, const AllowedRows& allowed, const float* keys,
+             Largest& largest);
 
-  alignas(64) std::int32_t dots_[kQueries][kChunkRows];
+  alignas(64) std::int32_t dots_[kQueries][kChunkRows], leading_[kQueries][kChunkRows];
   alignas(64) float estimates_[kChunkRows], margins_[kChunkRows];
 };
 

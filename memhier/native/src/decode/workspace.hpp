@@ -26,6 +26,7 @@ struct Workspace {
   std::vector<std::uint32_t> order;  // of draws
   Survivors survivors;
   Envelope envelopes[BlockScan::kQueries];
+  DigitQuery digit_queries[BlockScan::kQueries];
 
   std::size_t bytes() const {
     std::size_t sum = sizeof(Workspace) + walker.bytes() +
@@ -34,6 +35,7 @@ struct Workspace {
     for (const auto& query : queries) sum += query.held_bytes();
     for (const auto& each : largest) sum += each.bytes();
     for (const auto& each : envelopes) sum += each.held_bytes();
+    for (const auto& each : digit_queries) sum += each.held_bytes();
     return sum;
   }
 };
