@@ -22,8 +22,10 @@ from memhier.table.cache import Pins
 from memhier.table.keep_all import KeepAll
 from memhier.table.writer import WriteQueue, batch_rows
 
-__all__ = ["TRAINING_ASIDE", "Sizes", "TierNeeds", "check_policy", "divide", "log_bytes", "make_policy", "policy_bytes",
-           "rows_within"]  # fmt: skip
+__all__ = [
+    "TRAINING_ASIDE", "WRITE_BUFFERS_BYTES", "Sizes", "TierNeeds", "batch_within", "check_policy", "divide",
+    "log_bytes", "make_policy", "policy_bytes", "rows_within",
+]  # fmt: skip
 
 # Training leaves this share of its budget: half for batches known ahead, half for a step's working memory.
 TRAINING_ASIDE = 1 / 8
@@ -118,8 +120,7 @@ class Sizes:
         self.staged: int = max(1, buffer // self._staged_bytes)
         self.queued: int = max(1, buffer // (needs.encoded_bytes + _QUEUED_ROW_BYTES))
         self.outgoing: int = batch_rows(self.queued)
-        by_share = min(share // (_CALL_KEY_BYTES + _MAP_KEY_BYTES), _BATCH_MAX)
-        self.batch: int = max(1, by_share) if needs.batch is None else int(needs.batch)
+        self.batch: int = batch_within(dram - needs.fixed_bytes) if needs.batch is None else int(needs.batch)
 
     def _map_key_space(self, capacity: int) -> int | None:
         """Return the key space for the map of so many slots; None if a map by hashing takes less."""
@@ -202,6 +203,11 @@ def divide(needs: TierNeeds, dram: int, rows: int, policy: str | Policy) -> tupl
     if 2 * log <= dram and sizes.fits(policy):
         return sizes, False
     return with_log(at_once=True)[1], True
+
+
+def batch_within(dram: int) -> int:
+    """Return the most keys in a call where the budget, less its fixed part, decides."""
+    return max(1, min(max(0, dram) // _SHARE // (_CALL_KEY_BYTES + _MAP_KEY_BYTES), _BATCH_MAX))
 
 
 def log_bytes(rows: int, row_bytes: int, key_space: int | None = None, *, at_once: bool = False) -> int:
