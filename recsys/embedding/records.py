@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from memhier.errors import CorruptionError, FormatError
-from memhier.fields import decode_json, integer, mapping, record, sequence
+from memhier.fields import Refused, decode_json, integer, mapping, record, sequence
 from memhier.recsys.embedding.initial import TableSpec
 from memhier.recsys.embedding.table_rules import TableRules
 from memhier.store.store import Store
@@ -124,7 +124,7 @@ def groups_in(store: Store, made: Mapping[str, Any], tables: int) -> list[int]:
     try:
         _GROUPS(groups)
         fits = len(groups) == tables and {*groups} == {*range(max(groups) + 1)}
-    except (TypeError, ValueError):
+    except Refused:
         fits = False
     if not fits:
         raise CorruptionError(f"{store.path}: value {KEY!r}: groups {str(groups)[:200]} of {tables} tables")

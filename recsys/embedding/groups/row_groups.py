@@ -6,14 +6,14 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Part", "RowGroups", "groups_by_width"]
+__all__ = ["TIER_BYTES", "Part", "RowGroups", "groups_by_width"]
 
 Ints = NDArray[np.int64]
 Part: TypeAlias = tuple[Ints | slice, Ints]
 """The places of some rows among others, and their keys in the tier of one group."""
 
-# A tier costs about so much DRAM for its log, and three threads. Padding that takes no more is cheaper.
-_TIER_BYTES = 2**22
+TIER_BYTES = 2**22
+"""About the DRAM that a tier costs for its log, beside three threads. Padding that takes no more is cheaper."""
 _ALL = slice(None)
 
 
@@ -57,6 +57,15 @@ class RowGroups:
     def __len__(self) -> int:
         return len(self.tables)
 
+    @property
+    def weights(self) -> list[float]:
+        """The share of each group in the rows that DRAM has room for: half by tables, half by rows.
+
+        A step asks about as much of every table, and no more of a table than its rows.
+        """
+        tables = [len(mine) / len(self.of) for mine in self.tables]
+        return [share + rows / self.bases[-1] for share, rows in zip(tables, self.rows, strict=True)]
+
     def key(self, table: int, rows: Ints) -> Ints:
         """Return the keys in their group of rows of a table."""
         keys: Ints = rows + (self.bases[table] + self._shifts[table])
@@ -99,7 +108,7 @@ def groups_by_width(widths: Sequence[int], rows: Sequence[int]) -> list[int]:
     for width in sorted({*widths}, reverse=True):
         mine = [table for table, some in enumerate(widths) if some == width]
         padding += 4 * (widest - width) * sum(rows[table] for table in mine)
-        if padding > _TIER_BYTES:
+        if padding > TIER_BYTES:
             group, widest, padding = group + 1, width, 0
         of[mine] = group
     found: list[int] = of.tolist()

@@ -12,7 +12,7 @@ from memhier.log.parts import LogRecord
 from memhier.policies import Policy
 from memhier.recsys.embedding.groups.row_groups import RowGroups
 from memhier.store.store import Store
-from memhier.table.budgets import shared_out, tier_costs
+from memhier.table.budgets import index_bytes, shared_out, tier_costs
 from memhier.table.loader import Initial
 from memhier.table.side_log import SideLog
 from memhier.table.sizes import TRAINING_ASIDE, TierNeeds, batch_within, rows_within
@@ -22,8 +22,6 @@ from memhier.table.tiered import Tiered
 __all__ = ["TierArguments", "all_rows_in", "log_name", "open_tiers", "rows_in", "stats_of"]
 
 _ROWS_MAX = 2**31 - 1
-# About the buffers of log and reader that an index leaves in a small budget.
-_BUFFERS_BYTES = 2**22
 # A budget that is enough is found to this part of it.
 _GROWTH = 8
 
@@ -66,18 +64,12 @@ class TierArguments:
 
     @cached_property
     def shares(self) -> list[int]:
-        """The share of each group in the budget.
-
-        It has slots in proportion to rows and to tables, half by each: a step asks about as much of every table, and of
-        its rows if there are few.
-        """
+        """The share of each group in the budget."""
         groups = self.groups
         if len(groups) == 1:
             return [self.dram]
-        tables = [len(mine) / len(groups.of) for mine in groups.tables]
-        weights = [share + rows / groups.bases[-1] for share, rows in zip(tables, groups.rows, strict=True)]
         costs = tier_costs(self._needs(), [min(rows, self._most_touched) for rows in groups.rows], self.dram)
-        return shared_out(costs, weights, groups.rows, self.dram)
+        return shared_out(costs, groups.weights, groups.rows, self.dram)
 
     @property
     def _most_touched(self) -> int:
@@ -117,7 +109,7 @@ class TierArguments:
         row_bytes, total, dram = 4 * self.groups.widths[group], self.groups.rows[group], self.shares[group]
         if rows_within(dram // 2, row_bytes, total) == total:
             return total
-        first, most = (rows_within(part, row_bytes, total) for part in (dram // 4, (dram - _BUFFERS_BYTES) // 2))
+        first, most = (rows_within(part, row_bytes, total) for part in index_bytes(dram))
         return min(max(first, min(stored + stored // 2, most), stored), total, _ROWS_MAX)
 
     def dram_for(self, group: int, share: int) -> int:
