@@ -3,8 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from memhier.budget import format_bytes
-from memhier.errors import BudgetError
 from memhier.table.sizes import Sizes, TierNeeds, log_bytes
 
 __all__ = ["index_bytes", "shared_out", "tier_costs"]
@@ -14,8 +12,7 @@ Cost = Callable[[int], int]
 
 # About the buffers of log and reader that an index leaves in a small budget.
 _BUFFERS_BYTES = 2**22
-# Slots in proportion to the weights are found to this part.
-_STEPS = 40
+_CHECKSUMS = 8
 
 
 def tier_costs(needs: Sequence[TierNeeds], rows: Sequence[int], dram: int) -> list[Cost]:
@@ -24,31 +21,33 @@ def tier_costs(needs: Sequence[TierNeeds], rows: Sequence[int], dram: int) -> li
     Where the indices of all rows take more than half of the budget, each gets up to half of its share, as far as that
     leaves room for buffers.
     """
-    logs = [log_bytes(count, need.encoded_bytes, count) for need, count in zip(needs, rows, strict=True)]
-    least = [log_bytes(1, need.encoded_bytes, 1) for need in needs]
-    all_indexed = sum(logs) - sum(least) <= dram // 2
-
-    def cost_of(need: TierNeeds, log: int) -> Cost:
-        sizes = Sizes(replace(need, fixed_bytes=need.fixed_bytes + log), 0)
-        if all_indexed:
-            return sizes.enough
-        return lambda slots: _with_index(sizes.enough(slots))
-
-    return [cost_of(*each) for each in zip(needs, logs if all_indexed else least, strict=True)]
+    logs = [log_bytes(count, need.encoded_bytes, need.key_space) for need, count in zip(needs, rows, strict=True)]
+    empty = [log_bytes(1, need.encoded_bytes, 1) for need in needs]
+    if sum(logs) - sum(empty) <= dram // 2:
+        return [_with(need, log).enough for need, log in zip(needs, logs, strict=True)]
+    return [_with_share(need, log) for need, log in zip(needs, empty, strict=True)]
 
 
-def index_bytes(dram: int) -> tuple[int, int]:
+def _with(need: TierNeeds, fixed_bytes: int, aside: float = 0.0) -> Sizes:
+    return Sizes(replace(need, fixed_bytes=need.fixed_bytes + fixed_bytes, aside=need.aside + aside), 0)
+
+
+def _with_share(need: TierNeeds, log: int) -> Cost:
+    """Return the cost where the index takes a share of the budget, as `index_bytes` says, or the room of one row."""
+    least, _ = index_bytes(0, need.encoded_bytes, need.key_space or 1)
+    sizes = _with(need, log + least), _with(need, log, 1 / 4), _with(need, log - _BUFFERS_BYTES // 2, 1 / 2)
+    return lambda slots: max(each.enough(slots) for each in sizes)
+
+
+def index_bytes(dram: int, row_bytes: int, key_space: int) -> tuple[int, int]:
     """Return the bytes for the index of a log that grows with its rows: in the beginning, and at most."""
-    return dram // 4, max(0, dram - _BUFFERS_BYTES) // 2
+    # The smallest index has room for more than a row, whose pages have checksums.
+    least = log_bytes(1, row_bytes, key_space) - log_bytes(1, row_bytes, 1)
+    return max(dram // 4, least + least // _CHECKSUMS), max(0, dram - _BUFFERS_BYTES) // 2
 
 
-def _with_index(dram: int) -> int:
-    """Return the budget that leaves so much beside such an index."""
-    return max(-(-4 * dram // 3), 2 * dram - _BUFFERS_BYTES)
-
-
-def shared_out(costs: Sequence[Cost], weights: Sequence[float], most: Sequence[int], dram: int) -> list[int]:
-    """Return the shares of a budget that have slots in proportion to weights, none more than it has rows.
+def shared_out(costs: Sequence[Cost], weights: Sequence[float], most: Sequence[int], dram: int) -> list[int] | None:
+    """Return the shares of a budget that have slots in proportion to weights; None without room for a slot of each.
 
     Parameters
     ----------
@@ -60,11 +59,6 @@ def shared_out(costs: Sequence[Cost], weights: Sequence[float], most: Sequence[i
         Slots beyond which a share has no use of more.
     dram
         Bytes, to the last of which the shares add up.
-
-    Raises
-    ------
-    BudgetError
-        When there is no room for a slot of each.
     """
 
     if len(costs) == 1:
@@ -76,12 +70,9 @@ def shared_out(costs: Sequence[Cost], weights: Sequence[float], most: Sequence[i
 
     found = taken(0)
     if sum(found) > dram:
-        raise BudgetError(
-            f"dram={format_bytes(dram)}: too little for the logs and a row of each of {len(costs)} widths; "
-            f"dram={sum(found)} would be enough"
-        )
+        return None
     low, high = 0.0, float(dram) / min(weights)
-    for _ in range(_STEPS + dram.bit_length()):
+    while (high - low) * max(weights) > 1:
         middle = (low + high) / 2
         if sum(some := taken(middle)) <= dram:
             low, found = middle, some

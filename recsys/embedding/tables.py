@@ -323,10 +323,11 @@ class Tables:
                 options.step_rows, side,
             )  # fmt: skip
             stored = [rows_in(store, group) for group in range(len(self.groups))]
-            self.touched: list[int] = self._arguments.index_rows(stored)
-            self._check_touched(stored)
+            index_rows = self._arguments.index_rows(stored)
+            self.touched: int = sum(index_rows)
+            self._check_touched(stored, index_rows)
             initial = [partial(_first_rows_of, self.groups, self._first_rows, group) for group in range(len(stored))]
-            self._tiers = open_tiers(store, self._arguments, self.touched, initial)
+            self._tiers = open_tiers(store, self._arguments, index_rows, initial)
         except BaseException:
             store.close()
             raise
@@ -388,8 +389,8 @@ class Tables:
                 "loader's workers need not look up"
             )
 
-    def _check_touched(self, stored: list[int]) -> None:
-        for some, room, rows in zip(stored, self.touched, self.groups.rows, strict=True):
+    def _check_touched(self, stored: list[int], index_rows: list[int]) -> None:
+        for some, room, rows in zip(stored, index_rows, self.groups.rows, strict=True):
             if some > rows:
                 raise CorruptionError(f"{self.path}: {some} rows are stored, of tables of {rows}")
             if some > room:

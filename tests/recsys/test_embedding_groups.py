@@ -178,7 +178,7 @@ def test_keys_in_groups_go_there_and_back(seed: int) -> None:
         assert np.array_equal(there, mine)
 
 
-@pytest.mark.parametrize("dram", ["10MiB", "16MiB", "64MiB", "1GiB"])
+@pytest.mark.parametrize("dram", ["32MiB", "64MiB", "1GiB"])
 @pytest.mark.parametrize("rows", [[10, 10**6, 10**5], [10**9, 2000, 10**4], [10**12, 10**12, 10**12]])
 def test_a_budget_holds_in_total(tmp_path: Path, each_width: None, dram: str, rows: list[int]) -> None:
     configs = configs_of([4, 16, 48], rows)
@@ -194,21 +194,21 @@ def test_a_budget_holds_in_total(tmp_path: Path, each_width: None, dram: str, ro
 
 
 def test_shares_add_up_and_no_table_is_starved() -> None:
-    for dram in (2**24, 2**26, 2**30, 2**34):
+    for dram in (2**25, 2**26, 2**30, 2**34):
         for rows in ([10**9, 10**5], [10**5, 10**9], [10**5, 10**5], [100, 10**6]):
             groups = RowGroups([1, 0], [8, 128], rows)
             shares = TierArguments(groups, dram, "belady", "none", None, None, None).shares
             assert sum(shares) == dram
             assert min(shares) > 2**20
     few = TierArguments(RowGroups([0, 1], [128, 8], [100, 10**9]), 2**30, "belady", "none", None, None, None)
-    assert few.shares[0] < 2**23  # all of its rows, and the buffers
+    assert few.shares[0] < 2**24  # all of its rows, and the buffers
 
 
 def test_a_budget_that_is_said_to_be_enough_is(tmp_path: Path, each_width: None) -> None:
     configs = configs_of([4, 128], [10**6, 10**6])
     ids = torch.stack([torch.zeros(9000, dtype=torch.int64), torch.arange(9000)], 1)
     with pytest.raises(BudgetError, match="dram=") as refused:
-        EmbeddingBagCollection(configs, dram="3MiB", path=tmp_path / "a")
+        EmbeddingBagCollection(configs, dram="3MiB", path=tmp_path / "a", step_rows=9000)
     dram = int(re.findall(r"dram=(\d+)", str(refused.value))[-1])
     for name in "bcdefgh":
         with EmbeddingBagCollection(configs, dram=dram, path=tmp_path / name, step_rows=9000) as tables:
@@ -378,9 +378,8 @@ def test_ranks_store_by_width_and_have_the_bits_of_one_width(tmp_path: Path, mon
 
     def rows_of(tables: Any) -> list[Tensor]:
         every = [np.arange(config.num_embeddings) for config in configs]
-        return [
-            read(rows, table) for table, rows in enumerate(every) for read in (tables.weights, tables.optimizer_state)
-        ]
+        reads = tables.weights, tables.optimizer_state
+        return [read(rows, table) for table, rows in enumerate(every) for read in reads]
 
     found = []
     for tier_bytes, groups in ((2**30, 1), (0, 2)):

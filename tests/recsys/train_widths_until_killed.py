@@ -1,8 +1,8 @@
 """Trains tables of two widths and takes checkpoints beside the training, until killed or to the end.
 
-``python train_widths_until_killed.py FOLDER STEPS`` goes on from the checkpoint in FOLDER where there is one. Each table
-counts its steps in a row, which has to be as old as the checkpoint says. A line tells of each checkpoint, and the last
-one has the hash of everything.
+``python train_widths_until_killed.py FOLDER STEPS`` goes on from the checkpoint in FOLDER where there is one. Each
+table counts its steps in a row, which has to be as old as the checkpoint says. A line tells of each checkpoint, and the
+last one has the hash of everything.
 """
 
 import hashlib

@@ -1,13 +1,15 @@
 """The tiers of a collection of tables, one for each group, in one store and one budget."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from memhier.budget import format_bytes
 from memhier.cache.slab_memory import SlabLayout
+from memhier.errors import BudgetError
 from memhier.log.parts import LogRecord
 from memhier.policies import Policy
 from memhier.recsys.embedding.groups.row_groups import RowGroups
@@ -64,12 +66,28 @@ class TierArguments:
 
     @cached_property
     def shares(self) -> list[int]:
-        """The share of each group in the budget."""
+        """The share of each group in the budget; BudgetError if there is no room for a row of each."""
+        found = self._shares()
+        if found is None:
+            raise BudgetError(
+                f"dram={format_bytes(self.dram)}: too little for the logs and a row of each of {len(self.groups)} "
+                f"widths; dram={self._least_dram(lambda shares: True)} would be enough"
+            )
+        return found
+
+    def _shares(self) -> list[int] | None:
         groups = self.groups
         if len(groups) == 1:
             return [self.dram]
         costs = tier_costs(self._needs(), [min(rows, self._most_touched) for rows in groups.rows], self.dram)
         return shared_out(costs, groups.weights, groups.rows, self.dram)
+
+    def _least_dram(self, fits: Callable[[list[int]], bool]) -> int:
+        """Return a budget whose shares are enough."""
+        dram = self.dram
+        while (shares := self.with_dram(dram)._shares()) is None or not fits(shares):
+            dram += dram // _GROWTH
+        return dram
 
     @property
     def _most_touched(self) -> int:
@@ -109,17 +127,14 @@ class TierArguments:
         row_bytes, total, dram = 4 * self.groups.widths[group], self.groups.rows[group], self.shares[group]
         if rows_within(dram // 2, row_bytes, total) == total:
             return total
-        first, most = (rows_within(part, row_bytes, total) for part in index_bytes(dram))
+        first, most = (rows_within(part, row_bytes, total) for part in index_bytes(dram, row_bytes, total))
         return min(max(first, min(stored + stored // 2, most), stored), total, _ROWS_MAX)
 
     def dram_for(self, group: int, share: int) -> int:
         """Return a budget of which a group gets a share."""
         if len(self.groups) == 1:
             return share
-        dram = self.dram
-        while self.with_dram(dram).shares[group] < share:
-            dram += dram // _GROWTH
-        return dram
+        return self._least_dram(lambda shares: shares[group] >= share)
 
 
 def open_tiers(

@@ -302,7 +302,7 @@ class TableReader(RowSource):
                 f"dram={format_bytes(self._dram)}: too little beside {format_bytes(fixed)} for the index of trained "
                 f"rows, checksums and buffers; dram={max(enough, fixed + call_bytes + least)} would be enough"
             )
-        shares = shared_out([partial(mul, size) for size in each], groups.weights, groups.rows, room)
+        shares = shared_out([partial(mul, size) for size in each], groups.weights, groups.rows, room) or []
         if not self.call_rows or any(
             cache.memory_bytes > share for cache, share in zip(self._caches, shares, strict=True)
         ):
