@@ -409,10 +409,11 @@ def apply_gradient(tables: Tables, step: StepGradient, groups: Sequence[Group]) 
     rule, numbers = rules[0][0], np.array([numbers for _, numbers in rules], np.float32)
     # Plain descent needs no sums, and only Adagrad and Adam take a root for each weight.
     counted = (parts[:, 3] - parts[:, 2]) * (parts[:, 4] if rule else 0)
-    weights = [int(counted[mine].sum()) for mine in tables.groups.tables]
+    of_groups: list[Any] = tables.groups.tables if len(tables.groups) > 1 else [slice(None)]
+    weights = [int(counted[mine].sum()) for mine in of_groups]
     roots = [some if rule in (1, 3) else min(some, len(rows.loan.slots)) for some in weights]
     with tables.changing(rows, max(map(sum, zip(weights, roots, strict=True)))) as (slabs, work):
-        for group, (slab, mine) in enumerate(zip(slabs, tables.groups.tables, strict=True)):
+        for group, (slab, mine) in enumerate(zip(slabs, of_groups, strict=True)):
             updated = backend.core.UpdatedRows(
                 rule=rule, slab=slab, slots=rows.loan.slots, tables=parts[mine], numbers=numbers[mine]
             )
