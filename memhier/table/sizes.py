@@ -1,5 +1,6 @@
 """How a DRAM budget is divided among the parts of a tier."""
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -259,10 +260,15 @@ def check_policy(policy: str | Policy) -> None:
 
 def policy_bytes(policy: str | Policy) -> float:
     """Return a policy's bytes for each key that is resident or comes with a call: it tries a policy out."""
-    makes = [make for name, make in _POLICIES.items() if policy == name or type(policy) is make]
-    if not makes and not isinstance(policy, str):
+    names = [name for name, make in _POLICIES.items() if policy == name or type(policy) is make]
+    if not names and not isinstance(policy, str):
         return policy.memory_bytes / policy.capacity
-    make, worst = makes[0], 0.0
+    return _trial_bytes(names[0])
+
+
+@functools.cache
+def _trial_bytes(name: str) -> float:
+    make, worst = _POLICIES[name], 0.0
     # Without the compiled core policies use Python's tables, which are emptiest just after they have grown.
     for rows in (1400, 2048, 2800):
         trial = make(rows)
