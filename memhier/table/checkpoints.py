@@ -1,9 +1,9 @@
-"""Checkpoints of a tier: its log becomes durable, at once or beside the calls that follow."""
+"""Checkpoints of tiers beside each other: their logs become durable, at once or beside the calls that follow."""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
@@ -55,7 +55,7 @@ class Saving(Future[T]):
 
 
 class Checkpoints:
-    """Commits of a tier's log, one at a time."""
+    """Commits of the logs of all tables behind a gate, one at a time."""
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
@@ -63,23 +63,27 @@ class Checkpoints:
 
     def now(self, values: Mapping[str, bytes] | None, first: Callable[[], object] | None = None) -> int:
         """Write all changed rows and commit while the caller waits; return the store's new generation."""
-        with self.settled() as table:
-            checked = table.checked_values(values)
+        with self.settled() as tables:
+            checked = _checked(tables, values)
             if first is not None:
                 first()
-            table.writer.flush()
-            with self._failing():
-                return table.commit(checked)
+            for table in tables:
+                table.writer.flush()
+            with self._failing(), ExitStack() as paused:
+                for table in tables:
+                    paused.enter_context(table.loader.paused())
+                return tables[0].log.commit(checked)
 
     def beside(self, values: Mapping[str, bytes] | None, first: Callable[[], object] | None = None) -> "Future[int]":
         """Take an image of this moment and commit it on a thread."""
-        with self.settled() as table:
-            checked, done = table.checked_values(values), Saving[int]()
+        with self.settled() as tables:
+            checked, done = _checked(tables, values), Saving[int]()
             if first is not None:
                 first()
-            table.writer.begin_image()
+            for table in tables:
+                table.writer.begin_image()
             self._thread = threading.Thread(
-                target=self._save, args=(table, checked, done), name="memhier-commit", daemon=True
+                target=self._save, args=(tables, checked, done), name="memhier-commit", daemon=True
             )
             taken_back = before_exit(self._thread.join)
             done.add_done_callback(lambda _: taken_back())
@@ -92,27 +96,37 @@ class Checkpoints:
             self._thread.join()
 
     @contextmanager
-    def settled(self) -> Iterator[Table]:
-        """Be a call inside the block, with no commit under way."""
+    def settled(self) -> Iterator[tuple[Table, ...]]:
+        """Be a call inside the block, with no commit under way; yield all tables."""
         while True:
             self.wait()
-            with self._gate.call() as table:
+            with self._gate.call():
                 if self._thread is None or not self._thread.is_alive():
-                    yield table
+                    tables = self._gate.tables()
+                    for table in tables:
+                        table.check()
+                    yield tables
                     return
 
-    def _save(self, table: Table, values: dict[str, bytes], done: "Future[int]") -> None:
-        writer, between = table.writer, self._gate.between
+    def _save(self, tables: tuple[Table, ...], values: dict[str, bytes], done: "Future[int]") -> None:
         try:
             with self._failing():
-                writer.save_image(between)
-                generation = table.log.commit(values)
+                for table in tables:
+                    table.writer.save_image(self._gate.between)
+                generation = tables[0].log.commit(values)
         except BaseException as error:
-            writer.end_image(between)
+            self._end_images(tables)
             done.set_exception(error)
         else:
-            writer.end_image(between)
+            self._end_images(tables)
             done.set_result(generation)
+
+    def _end_images(self, tables: tuple[Table, ...]) -> None:
+        # First: a call that waits for room in a queue goes on then, so that there is a time between calls.
+        for table in tables:
+            table.writer.release_queue()
+        for table in tables:
+            table.writer.end_image(self._gate.between)
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
@@ -123,3 +137,11 @@ class Checkpoints:
         except BaseException as error:
             self._gate.fail(error)
             raise
+
+
+def _checked(tables: tuple[Table, ...], values: Mapping[str, bytes] | None) -> dict[str, bytes]:
+    """Return the values of a commit, with those of all tables."""
+    checked = dict(values or {})
+    for table in tables:
+        checked = table.checked_values(checked)
+    return checked

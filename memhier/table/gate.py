@@ -1,12 +1,16 @@
-"""The gate of a tier: calls enter one at a time, from the tier's own process, while the tier is open."""
+"""The gate of a tier: calls enter one at a time, from the tier's own process, while the tier is open.
+
+Tiers beside each other share a gate, so that a commit of all of them, and a change of rows of several, is one call.
+"""
 
 import os
 import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -15,7 +19,7 @@ from numpy.typing import NDArray
 from memhier.errors import ClosedError, LockedError
 from memhier.table.table import Ints, Table
 
-__all__ = ["Gate", "Held", "Life", "State"]
+__all__ = ["Gate", "Held", "LentRows", "Life", "State"]
 
 _PATIENCE_S = 0.01
 _PAUSE_S = 0.0001
@@ -56,6 +60,15 @@ class Held:
     __slots__ = ("__weakref__",)
 
 
+@dataclass(frozen=True, slots=True)
+class LentRows:
+    """Distinct keys that are lent and their slots, in the table of a number."""
+
+    number: int
+    keys: Ints
+    slots: Ints
+
+
 class Returning(weakref.ref[Held]):
     """Gives slots back after their hold has gone."""
 
@@ -69,19 +82,17 @@ class Returning(weakref.ref[Held]):
 
 
 class Gate:
-    """Lets one call at a time to the table, after it has raised the threads' errors. At close it forgets the table.
+    """Lets one call at a time to the tables, after it has raised the threads' errors. At close it forgets them.
 
     Parameters
     ----------
-    table
-        The table.
     life
-        The state of the tier. Closing the table, which happens by itself when a process ends, closes it.
+        The state of the tiers. Closing a table, which happens by itself when a process ends, closes them.
     """
 
-    def __init__(self, table: Table, life: Life) -> None:
-        self._table: Table | None = table
-        self._life = life
+    def __init__(self, life: Life) -> None:
+        self._tables: tuple[Table, ...] = ()
+        self.life: Life = life
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._caller: int | None = None  # the thread whose call is in
@@ -91,15 +102,21 @@ class Gate:
 
     @property
     def closed(self) -> bool:
-        """Whether the tier is closed."""
-        return self._life.state is State.CLOSED
+        """Whether the tiers are closed."""
+        return self.life.state is State.CLOSED
 
-    def table(self) -> Table:
-        """Return the table, outside of any turn; raise ClosedError after `close`."""
-        table = self._table
-        if table is None or self._life.state is State.CLOSED:
+    def join(self, table: Table) -> int:
+        """Let calls to a further table in; return its number."""
+        with self._lock:
+            self._tables += (table,)
+        return len(self._tables) - 1
+
+    def tables(self) -> tuple[Table, ...]:
+        """Return the tables, outside of any turn; raise ClosedError after `close`."""
+        tables = self._tables
+        if not tables or self.life.state is State.CLOSED:
             raise ClosedError("the tier is closed")
-        return table
+        return tables
 
     def check_process(self) -> None:
         """Raise ClosedError in a forked child, which has none of the threads."""
@@ -107,8 +124,8 @@ class Gate:
             raise ClosedError(f"this tier belongs to process {self._pid}, which forked this one; open another here")
 
     @contextmanager
-    def call(self) -> Iterator[Table]:
-        """Be the one call inside the block; yield the table.
+    def call(self, number: int = 0) -> Iterator[Table]:
+        """Be the one call inside the block; yield the table of a number.
 
         Raises
         ------
@@ -121,25 +138,31 @@ class Gate:
         """
         self.check_process()
         with self._turn():
-            table = self.table()
+            table = self.tables()[number]
             self._take_back_locked()
-            if self._life.state is State.FAILED:
-                failure = self._life.failure
+            if self.life.state is State.FAILED:
+                failure = self.life.failure
                 raise ClosedError(f"closed since a checkpoint failed ({failure}); reopen it") from failure
             table.check()
             yield table
 
     @contextmanager
-    def changing(self, keys: Ints, slots: Ints) -> Iterator[NDArray[Any]]:
-        """Be a call that changes lent rows in place; yield all rows. It ends with the block, or before by `close`."""
+    def changing(self, lent: Sequence[LentRows]) -> Iterator[list[NDArray[Any]]]:
+        """Be a call that changes lent rows in place; yield all rows of each table that has some.
+
+        It ends with the block, or before by `close`. Nothing has changed where it raises at the beginning.
+        """
         with ExitStack() as change:
-            table = change.enter_context(self.call())
+            change.enter_context(self.call())
             change.callback(setattr, self, "_change", None)
             self._change = change
-            yield change.enter_context(table.changing(keys, slots))
+            tables = self.tables()
+            for some in lent:
+                tables[some.number].check()
+            yield [change.enter_context(tables[some.number].changing(some.keys, some.slots)) for some in lent]
 
     @contextmanager
-    def giving_back(self) -> Iterator[Table | None]:
+    def giving_back(self, number: int) -> Iterator[Table | None]:
         """Be the one call inside the block, which only gives back; yield the table, None if there is none any more.
 
         Failures do not matter here.
@@ -148,10 +171,11 @@ class Gate:
             yield None
             return
         with self._turn():
-            table = None if self.closed else self._table
-            if table is not None:
-                self._take_back_locked()
-            yield table
+            if self.closed or not self._tables:
+                yield None
+                return
+            self._take_back_locked()
+            yield self._tables[number]
 
     @contextmanager
     def between(self) -> Iterator[bool]:
@@ -163,7 +187,7 @@ class Gate:
             yield False
             return
         try:
-            self.table()
+            self.tables()
             yield True
         finally:
             self._lock.release()
@@ -181,7 +205,7 @@ class Gate:
 
     def fail(self, error: BaseException) -> None:
         """Let no more calls in."""
-        self._life.fail(error)
+        self.life.fail(error)
 
     def end_change(self) -> None:
         """End the change of lent rows that this thread has begun; an interrupt may have kept it from its end."""
@@ -190,17 +214,17 @@ class Gate:
             change.close()
 
     def close(self) -> None:
-        """Close the table once no call is in, and let it go.
+        """Close the tables once no call is in, and let them go.
 
-        A forked child does nothing: the table is the parent's.
+        A forked child does nothing: the tables are the parent's.
         """
         if self._pid != os.getpid():
             return
         with self._turn():
-            table, self._table = self._table, None
+            tables, self._tables = self._tables, ()
             self._lent.clear()
             self._returned.clear()
-            if table is not None:
+            for table in reversed(tables):  # the first one has the reader of all
                 table.close()
 
     def _take_back_locked(self) -> None:

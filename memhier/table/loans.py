@@ -1,19 +1,20 @@
 """Rows that a tier keeps in DRAM for a caller: tickets of prefetches, pins, and loans in place."""
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from memhier.closing import Closing
-from memhier.shield import shielded
+from memhier.shield import ShieldedContext, shielded
 from memhier.table.cache import PrefetchedSlots
-from memhier.table.gate import Held
+from memhier.table.gate import Gate, Held, LentRows
 from memhier.table.loader import Job
 
-__all__ = ["Loan", "Pin", "Ticket"]
+__all__ = ["Loan", "Pin", "Ticket", "changing"]
 
 Ints = NDArray[np.int64]
 
@@ -111,18 +112,11 @@ class Loan(_Releasing):
         All rows of the slab, read-only.
     """
 
-    def __init__(
-        self,
-        slots: Ints,
-        rows: NDArray[Any],
-        changing: Callable[[], AbstractContextManager[NDArray[Any]]],
-        check_open: Callable[[], object],
-        held: Held,
-    ) -> None:
+    def __init__(self, slots: Ints, rows: NDArray[Any], lent: LentRows, gate: Gate, held: Held) -> None:
         self.slots = slots
         self.rows = rows
-        self._changing = changing
-        self._check_open = check_open
+        self._lent = lent
+        self._gate = gate
         self._held: Held | None = held
 
     @property
@@ -142,9 +136,19 @@ class Loan(_Releasing):
         ValueError
             Once released.
         """
+        return ShieldedContext(partial(_first_changing, self.lent, self.gate))
+
+    @property
+    def gate(self) -> Gate:
+        """The gate of the tier."""
+        return self._gate
+
+    @property
+    def lent(self) -> LentRows:
+        """The rows that are lent; ValueError once released."""
         if self._held is None:
             raise ValueError("the loan was released: its rows may lie elsewhere by now")
-        return self._changing()
+        return self._lent
 
     def share(self, some: Ints | None = None) -> "Loan":
         """Return another loan of the same rows, which stay until both are released.
@@ -161,13 +165,27 @@ class Loan(_Releasing):
         ValueError
             Once released.
         """
-        self._check_open()
+        self._gate.tables()
         held = self._held
         if held is None:
             raise ValueError("the loan was released: its rows may lie elsewhere by now")
         slots = self.slots if some is None else self.slots[some]
-        return Loan(slots, self.rows, self._changing, self._check_open, held)
+        return Loan(slots, self.rows, self._lent, self._gate, held)
 
     def release(self) -> None:
         """Give the rows back. A second call does nothing."""
         self._held = None
+
+
+def changing(loans: Sequence[Loan]) -> AbstractContextManager[list[NDArray[Any]]]:
+    """Return a context that gives all rows of the slab of each loan, writable; as :meth:`Loan.changing` for one.
+
+    The loans are of tiers beside each other, one of each.
+    """
+    return ShieldedContext(partial(loans[0].gate.changing, [loan.lent for loan in loans]))
+
+
+@contextmanager
+def _first_changing(lent: LentRows, gate: Gate) -> Iterator[NDArray[Any]]:
+    with gate.changing([lent]) as (rows,):
+        yield rows

@@ -1,5 +1,6 @@
 """How a DRAM budget is divided among the parts of a tier."""
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -22,8 +23,10 @@ from memhier.table.cache import Pins
 from memhier.table.keep_all import KeepAll
 from memhier.table.writer import WriteQueue, batch_rows
 
-__all__ = ["TRAINING_ASIDE", "Sizes", "TierNeeds", "check_policy", "divide", "log_bytes", "make_policy", "policy_bytes",
-           "rows_within"]  # fmt: skip
+__all__ = [
+    "TRAINING_ASIDE", "WRITE_BUFFERS_BYTES", "Sizes", "TierNeeds", "batch_within", "check_policy", "divide",
+    "log_bytes", "make_policy", "policy_bytes", "rows_within",
+]  # fmt: skip
 
 # Training leaves this share of its budget: half for batches known ahead, half for a step's working memory.
 TRAINING_ASIDE = 1 / 8
@@ -118,8 +121,7 @@ class Sizes:
         self.staged: int = max(1, buffer // self._staged_bytes)
         self.queued: int = max(1, buffer // (needs.encoded_bytes + _QUEUED_ROW_BYTES))
         self.outgoing: int = batch_rows(self.queued)
-        by_share = min(share // (_CALL_KEY_BYTES + _MAP_KEY_BYTES), _BATCH_MAX)
-        self.batch: int = max(1, by_share) if needs.batch is None else int(needs.batch)
+        self.batch: int = batch_within(dram - needs.fixed_bytes) if needs.batch is None else int(needs.batch)
 
     def _map_key_space(self, capacity: int) -> int | None:
         """Return the key space for the map of so many slots; None if a map by hashing takes less."""
@@ -204,6 +206,11 @@ def divide(needs: TierNeeds, dram: int, rows: int, policy: str | Policy) -> tupl
     return with_log(at_once=True)[1], True
 
 
+def batch_within(dram: int) -> int:
+    """Return the most keys in a call where the budget, less its fixed part, decides."""
+    return max(1, min(max(0, dram) // _SHARE // (_CALL_KEY_BYTES + _MAP_KEY_BYTES), _BATCH_MAX))
+
+
 def log_bytes(rows: int, row_bytes: int, key_space: int | None = None, *, at_once: bool = False) -> int:
     """Return the DRAM set aside for a log. It does not depend on its rows: a reopened table must have the same slots.
 
@@ -253,10 +260,15 @@ def check_policy(policy: str | Policy) -> None:
 
 def policy_bytes(policy: str | Policy) -> float:
     """Return a policy's bytes for each key that is resident or comes with a call: it tries a policy out."""
-    makes = [make for name, make in _POLICIES.items() if policy == name or type(policy) is make]
-    if not makes and not isinstance(policy, str):
+    names = [name for name, make in _POLICIES.items() if policy == name or type(policy) is make]
+    if not names and not isinstance(policy, str):
         return policy.memory_bytes / policy.capacity
-    make, worst = makes[0], 0.0
+    return _trial_bytes(names[0])
+
+
+@functools.cache
+def _trial_bytes(name: str) -> float:
+    make, worst = _POLICIES[name], 0.0
     # Without the compiled core policies use Python's tables, which are emptiest just after they have grown.
     for rows in (1400, 2048, 2800):
         trial = make(rows)

@@ -27,10 +27,10 @@ from memhier.table.loader import Initial, Job, Loader
 from memhier.table.schema import RowSchema
 from memhier.table.shortage import Shortage
 from memhier.table.side_log import SideLog
-from memhier.table.sizes import TierNeeds, check_policy, divide, make_policy, policy_bytes
+from memhier.table.sizes import WRITE_BUFFERS_BYTES, TierNeeds, check_policy, divide, make_policy, policy_bytes
 from memhier.table.writer import WriteQueue, Writer
 
-__all__ = ["KIND", "Ints", "Options", "Table", "store_bytes"]
+__all__ = ["KIND", "Ints", "Options", "Table", "needs_of", "store_bytes"]
 
 Ints = NDArray[np.int64]
 
@@ -60,6 +60,7 @@ class Options:
     reader: Reader | None
     aside: float
     side: SideLog | None = None
+    beside: "Table | None" = None
 
     def __post_init__(self) -> None:
         check_policy(self.policy)
@@ -90,18 +91,12 @@ class Table:
         key_space = None if options.key_space is None else int(options.key_space)
         rows = int(options.rows)
         self._own_reader = self._own_store = None
+        beside = options.beside
         with ExitStack() as opened:
-            fixed_bytes = rewriting_bytes(row_bytes)
-            reader = options.reader
+            reader = options.reader if beside is None else beside.reader
             if reader is None:
                 reader = self._own_reader = opened.enter_context(Reader())
-                fixed_bytes += reader.planned_bytes
-            if options.side is not None:
-                fixed_bytes += options.side.planned_bytes
-            needs = TierNeeds(
-                layout, row_bytes, codec.lossless, key_space, options.batch, policy_bytes(options.policy), fixed_bytes,
-                options.aside,
-            )  # fmt: skip
+            needs = needs_of(options, is_beside=beside is not None)
             sizes, at_once = divide(needs, options.dram, rows, options.policy)
             capacity = sizes.solve(options.policy)
             # Only now: a budget that is too small leaves no store behind.
@@ -113,7 +108,7 @@ class Table:
             self._schema.check()
             self.log: RowLog = RowLog(
                 store, options.name, row_bytes=row_bytes, reader=reader, capacity=rows, key_space=key_space,
-                compact_below=_COMPACT_BELOW, at_once=at_once,
+                compact_below=_COMPACT_BELOW, at_once=at_once, beside=None if beside is None else beside.log,
             )  # fmt: skip
             opened.callback(self.log.close)
             self.log.compact_later()
@@ -128,11 +123,15 @@ class Table:
             opened.callback(self.loader.close)
             self.cache: Cache = Cache(make_policy(options.policy, capacity, key_space), sizes.map_of, sizes.enough)
             self.pins: Pins = self.cache.pins
-            self.writer: Writer = Writer(self._slab, self._queue, codec, sizes.outgoing, self.cache.keys_of)
+            self.writer: Writer = Writer(
+                self._slab, self._queue, codec, sizes.outgoing, self.cache.keys_of,
+                None if beside is None else beside.writer,
+            )  # fmt: skip
             opened.callback(closed)
             self._end = when_gone(self, partial(_close, opened.pop_all().close, os.getpid()))
         self.batch: int
-        self.batch, self._key_space, self._reader = sizes.batch, key_space, reader
+        self.reader: Reader
+        self.batch, self._key_space, self.reader = sizes.batch, key_space, reader
         self._dtype, self._shape = layout.dtype, layout.shape
 
     @property
@@ -153,7 +152,7 @@ class Table:
 
     def stats(self) -> dict[str, Any]:
         """Return the counts of all parts; see :meth:`memhier.table.tiered.Tiered.stats`."""
-        cache, loader, reader = self.cache, self.loader, self._reader.stats()
+        cache, loader, reader = self.cache, self.loader, self.reader.stats()
         return {
             "capacity": cache.capacity,
             "resident": len(cache),
@@ -275,11 +274,6 @@ class Table:
             raise ValueError(f"values: {self._schema.key!r} is the tier's own")
         return checked | self._schema.missing()
 
-    def commit(self, values: dict[str, bytes]) -> int:
-        """Commit the log while nothing is read; return the store's new generation."""
-        with self.loader.paused():
-            return self.log.commit(values)
-
     def close(self) -> None:
         """End the threads, then close everything."""
         self._end.run()
@@ -323,6 +317,25 @@ class Table:
         entered = self.cache.exchange()
         if len(slots):
             slots[slots < 0] = entered
+
+
+def needs_of(options: Options, *, is_beside: bool) -> TierNeeds:
+    """Return the needs of a tier, of one that is beside another or not, without those of its log."""
+    layout, codec = options.layout, get_codec(options.codec)
+    row_bytes = codec.encoded_bytes(layout.dtype, layout.row_type.itemsize // layout.dtype.itemsize)
+    fixed_bytes = rewriting_bytes(row_bytes)
+    if is_beside:
+        fixed_bytes -= WRITE_BUFFERS_BYTES  # of the one transaction
+    elif options.reader is None:
+        with Reader() as reader:
+            fixed_bytes += reader.planned_bytes
+    if options.side is not None:
+        fixed_bytes += options.side.planned_bytes
+    key_space = None if options.key_space is None else int(options.key_space)
+    return TierNeeds(
+        layout, row_bytes, codec.lossless, key_space, options.batch, policy_bytes(options.policy), fixed_bytes,
+        options.aside,
+    )  # fmt: skip
 
 
 def store_bytes(store: Store) -> int:

@@ -8,7 +8,6 @@ them, the other appends rows that have left to the log.
 import os
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -21,11 +20,11 @@ from memhier.errors import ClosedError
 from memhier.io.reader import Reader
 from memhier.log.row_log import RowLog
 from memhier.policies import Policy
-from memhier.shield import ShieldedContext, shielded, shielded_giving, shielded_init
+from memhier.shield import shielded, shielded_giving, shielded_init
 from memhier.store.store import Store, Transfer
 from memhier.table.cache import PrefetchedSlots
 from memhier.table.checkpoints import Checkpoints
-from memhier.table.gate import Gate, Life
+from memhier.table.gate import Gate, LentRows, Life
 from memhier.table.loader import Initial, Job
 from memhier.table.loans import Loan, Pin, Ticket
 from memhier.table.side_log import SideLog
@@ -83,6 +82,14 @@ class Tiered(Closing):
         Share of `dram` that the tier leaves to the caller.
     side
         A log of other rows to keep beside the tier's own, and their DRAM; see :attr:`side`.
+    beside
+        A tier of the same store, given here as `store`. A checkpoint of either makes both durable at once, they fail
+        and close together, and this one reads by the reader of the other.
+
+    Attributes
+    ----------
+    gate, checkpoints
+        Shared with the tiers beside this one. Not for users.
 
     Raises
     ------
@@ -127,17 +134,19 @@ class Tiered(Closing):
         reader: Reader | None = None,
         aside: float = 0.0,
         side: SideLog | None = None,
+        beside: "Tiered | None" = None,
     ) -> None:
-        life = Life()
+        gate = Gate(Life()) if beside is None else beside.gate
         layout = SlabLayout.checked(1, dtype, shape)
         options = Options(
             store, name, layout, rows, parse_bytes(dram), policy, initial, codec, key_space, batch, reader, aside,
-            side,
+            side, None if beside is None else gate.tables()[0],
         )  # fmt: skip
-        table = Table(options, life.close)
+        table = Table(options, gate.life.close)
         self._capacity, self._batch = table.cache.capacity, table.batch
-        self._gate = Gate(table, life)
-        self._checkpoints = Checkpoints(self._gate)
+        self.gate: Gate = gate
+        self._number = gate.join(table)
+        self.checkpoints: Checkpoints = Checkpoints(gate) if beside is None else beside.checkpoints
 
     @property
     def capacity(self) -> int:
@@ -150,29 +159,33 @@ class Tiered(Closing):
         return self._batch
 
     @property
+    def _table(self) -> Table:
+        return self.gate.tables()[self._number]
+
+    @property
     def closed(self) -> bool:
         """Whether the tier was closed."""
-        return self._gate.closed
+        return self.gate.closed
 
     @property
     def policy(self) -> Policy:
         """The policy that decides which rows stay: for announcing batches to Belady."""
-        return self._gate.table().cache.policy
+        return self._table.cache.policy
 
     @property
     def refetches(self) -> int:
         """Rows that were read from SSD so far, as :meth:`stats` says."""
-        return self._gate.table().loader.counts["refetches"]
+        return self._table.loader.counts["refetches"]
 
     @property
     def side(self) -> RowLog | None:
         """The log beside the tier's own: append to it in the `first` of a checkpoint alone."""
-        return self._gate.table().side
+        return self._table.side
 
     @property
     def memory_bytes(self) -> int:
         """DRAM held, in bytes: slab, map, policy, flags, pins, queue, buffers, the log's index; its own reader's."""
-        return 0 if self.closed else self._gate.table().memory_bytes
+        return 0 if self.closed else self._table.memory_bytes
 
     @shielded
     def gather(self, keys: Any, out: NDArray[Any] | None = None, *, keep: bool = True) -> NDArray[Any]:
@@ -203,7 +216,7 @@ class Tiered(Closing):
         ClosedError
             After :meth:`close`, in a forked child, or once rows could not be written.
         """
-        with self._gate.call() as table:
+        with self.gate.call(self._number) as table:
             return table.gather(keys, out, keep)
 
     @shielded
@@ -224,7 +237,7 @@ class Tiered(Closing):
         ValueError
             For rows that the codec cannot hold.
         """
-        with self._gate.call() as table:
+        with self.gate.call(self._number) as table:
             table.scatter(keys, rows)
 
     @shielded_giving(Ticket.release)
@@ -251,9 +264,9 @@ class Tiered(Closing):
         BudgetError, OSError, ClosedError
             As in :meth:`gather`; BudgetError also when too many tickets are open.
         """
-        with self._gate.call() as table:
+        with self.gate.call(self._number) as table:
             ahead, job = table.prefetch(keys, distinct)
-            held = self._gate.lend(partial(table.pins.release, ahead))
+            held = self.gate.lend(partial(table.pins.release, ahead))
             return Ticket(ahead, held, job, self._wait, self._release)
 
     @shielded
@@ -283,11 +296,11 @@ class Tiered(Closing):
         BudgetError, OSError, CorruptionError, ClosedError, ValueError
             As in :meth:`gather`; ValueError with `again`, for a row that is neither lent nor pinned.
         """
-        with self._gate.call() as table:
+        with self.gate.call(self._number) as table:
             unique, slots, of_keys = table.lend(keys, again, distinct, None if ticket is None else ticket.ahead)
             rows = table.rows
-            held = self._gate.lend(partial(table.pins.unpin, slots))
-        return Loan(of_keys, rows, partial(self._changing, unique, slots), self._gate.table, held)
+            held = self.gate.lend(partial(table.pins.unpin, slots))
+        return Loan(of_keys, rows, LentRows(self._number, unique, slots), self.gate, held)
 
     @shielded_giving(Pin.release)
     def pin(self, keys: Any) -> Pin:
@@ -303,7 +316,7 @@ class Tiered(Closing):
         BudgetError, OSError, ClosedError
             As in :meth:`gather`.
         """
-        with self._gate.call() as table:
+        with self.gate.call(self._number) as table:
             return Pin(table.pin(keys), self.unpin)
 
     @shielded
@@ -317,7 +330,7 @@ class Tiered(Closing):
         ValueError
             When one is not pinned. Nothing has changed then.
         """
-        with self._gate.giving_back() as table:
+        with self.gate.giving_back(self._number) as table:
             if table is not None:
                 table.unpin(keys)
 
@@ -330,8 +343,9 @@ class Tiered(Closing):
         ClosedError
             When they could not be written.
         """
-        with self._checkpoints.settled() as table:
-            table.writer.flush()
+        with self.checkpoints.settled() as tables:
+            for table in tables:
+                table.writer.flush()
 
     @shielded
     def checkpoint(self, values: Mapping[str, bytes] | None = None, first: Callable[[], object] | None = None) -> int:
@@ -359,7 +373,7 @@ class Tiered(Closing):
         OSError, ClosedError
             When another write failed. The tier takes no more calls then; a reopened one has the last checkpoint.
         """
-        return self._checkpoints.now(values, first)
+        return self.checkpoints.now(values, first)
 
     @shielded
     def start_checkpoint(
@@ -372,11 +386,11 @@ class Tiered(Closing):
         let more leave wait too. The future has the result or the error of :meth:`checkpoint`; closing the tier waits
         for it.
         """
-        return self._checkpoints.beside(values, first)
+        return self.checkpoints.beside(values, first)
 
     def push(self, url: str, *, keep: int | None = None, verify: bool = False) -> Transfer:
         """Back up the last checkpoint, with all else in its store, to a URL; see :meth:`memhier.Store.push`."""
-        return self._gate.table().store.push(url, keep=keep, verify=verify)
+        return self._table.store.push(url, keep=keep, verify=verify)
 
     @staticmethod
     @shielded
@@ -390,13 +404,13 @@ class Tiered(Closing):
 
         With `further` a commit keeps the one that the last commit kept, and not the last commit.
         """
-        log = self._gate.table().log
+        log = self.gate.tables()[0].log
         log.way_back, log.way_back_further = True, further
 
     @shielded
     def stored_keys(self) -> Iterator[Ints]:
         """Return an iterator over the keys whose rows are on SSD, int64 blocks; no row may be written meanwhile."""
-        return self._gate.table().log.keys()
+        return self._table.log.keys()
 
     @shielded
     def stats(self) -> dict[str, Any]:
@@ -414,7 +428,7 @@ class Tiered(Closing):
         ClosedError
             After :meth:`close`.
         """
-        return self._gate.table().stats()
+        return self._table.stats()
 
     @shielded
     def close(self) -> None:
@@ -422,16 +436,16 @@ class Tiered(Closing):
 
         Rows changed since the last checkpoint are lost.
         """
-        self._gate.end_change()
-        self._checkpoints.wait()
-        self._gate.close()
+        self.gate.end_change()
+        self.checkpoints.wait()
+        self.gate.close()
 
     @shielded
     def _wait(self, job: Job) -> None:
         # Not the loader's own method: a ticket that outlives its tier would keep the loader.
-        self._gate.check_process()
+        self.gate.check_process()
         try:
-            table = self._gate.table()
+            table = self._table
         except ClosedError:
             job.wait()
         else:
@@ -439,9 +453,6 @@ class Tiered(Closing):
 
     @shielded
     def _release(self, ahead: PrefetchedSlots) -> None:
-        with self._gate.giving_back() as table:
+        with self.gate.giving_back(self._number) as table:
             if table is not None:
                 table.pins.release(ahead)
-
-    def _changing(self, keys: Ints, slots: Ints) -> AbstractContextManager[NDArray[Any]]:
-        return ShieldedContext(partial(self._gate.changing, keys, slots))

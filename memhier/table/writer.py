@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
+from weakref import ref
 
 import numpy as np
 from numpy.typing import NDArray
@@ -241,11 +242,21 @@ class Writer:
         Rows handed over at a time.
     keys_of
         Returns the key in each slot.
+    beside
+        A writer whose images begin and end with those of this one.
     """
 
     def __init__(
-        self, slab: Slab, queue: WriteQueue, codec: Codec, outgoing: int, keys_of: Callable[[Ints], Ints]
+        self,
+        slab: Slab,
+        queue: WriteQueue,
+        codec: Codec,
+        outgoing: int,
+        keys_of: Callable[[Ints], Ints],
+        beside: "Writer | None" = None,
     ) -> None:
+        self._together: list[ref[Writer]] = [] if beside is None else beside.together()
+        self._together.append(ref(self))
         self._rows = slab.rows
         self._dtype, self._shape = slab.dtype, slab.shape
         self._queue = queue
@@ -267,6 +278,10 @@ class Writer:
     def memory_bytes(self) -> int:
         """DRAM held, in bytes, without slab and queue."""
         return sum(each.nbytes for each in (self._dirty, self._of_image, self._outgoing, self._encoded))
+
+    def together(self) -> "list[ref[Writer]]":
+        """Return the writers whose images begin and end together."""
+        return self._together
 
     def as_rows(self, rows: Any, keys: Ints) -> NDArray[Any]:
         """Return rows as an array, [*keys.shape, *shape]; raise ValueError if the codec could not hold one of them."""
@@ -322,10 +337,12 @@ class Writer:
                     self._save_some()
         self._queue.drain()
 
-    def end_image(self, between: Callable[[], AbstractContextManager[bool]]) -> None:
-        """Let the log have all rows again, and give up the rest of an image that failed."""
-        # First: a call that waits for room in the queue goes on then, so that there is a time between calls.
+    def release_queue(self) -> None:
+        """Let the log have all rows again."""
         self._queue.release()
+
+    def end_image(self, between: Callable[[], AbstractContextManager[bool]]) -> None:
+        """Give up the rest of an image that failed, once its queue was released."""
         while self._unsaved:
             with between() as there:
                 if there:
@@ -344,11 +361,17 @@ class Writer:
             some, part = keys[start : start + len(self._outgoing)], slots[start : start + len(self._outgoing)]
             if not of_image and not self._queue.has_room(some):
                 # These wait for the end of the image, which its thread cannot reach while this call is under way.
-                self._queue.drain()
-                while self._unsaved:
-                    self._save_some()
+                for each in self._together:
+                    if (writer := each()) is not None:
+                        writer.finish_image()
             self._queue.put(some, self._encode(part), of_image=of_image)
             self._wrote(part)
+
+    def finish_image(self) -> None:
+        """Bring the rest of the image to the log, amid a call."""
+        self._queue.drain()
+        while self._unsaved:
+            self._save_some()
 
     def _save_some(self) -> None:
         """Append some unsaved rows to the log, about a megabyte; older rows of their keys have left the queue."""

@@ -179,23 +179,23 @@ class FirstRows:
         self._seed = seed
         self._rank, self._ranks = rank, ranks
 
-    def __call__(self, numbers: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Return rows, float32 [n, width of the widest]."""
+    def __call__(self, numbers: NDArray[np.int64], width: int) -> NDArray[np.float32]:
+        """Return rows, float32 [n, width], of tables that are no wider."""
         keys = numbers * self._ranks + self._rank
         tables = np.searchsorted(self._bases, keys, side="right") - 1
-        rows = np.zeros((len(keys), max(self._widths)), np.float32)
+        rows = np.zeros((len(keys), width), np.float32)
         for table in np.unique(tables).tolist():
             spec, mine = self._specs[table], tables == table
             # A row for any ids has its weights when an id gets it.
-            rows[mine] = self.of_ids(table, keys[mine] - self._bases[table], made=spec.id_space is None)
+            ids = keys[mine] - self._bases[table]
+            rows[mine, : self._widths[table]] = self.of_ids(table, ids, made=spec.id_space is None)
         return rows
 
     def of_ids(self, table: int, ids: NDArray[np.int64], made: bool = True) -> NDArray[np.float32]:
-        """Return rows of ids of one table, float32 [n, width of the widest]; their weights are zeros unless `made`."""
+        """Return rows of ids of one table, float32 [n, its width]; their weights are zeros unless `made`."""
         spec = self._specs[table]
-        rows = np.full((len(ids), max(self._widths)), self._first_states[table], np.float32)
+        rows = np.full((len(ids), self._widths[table]), self._first_states[table], np.float32)
         rows[:, : spec.dim] = spec.initial.weights(self._seed, table, ids, spec.dim, spec.capacity) if made else 0
-        rows[:, self._widths[table] :] = 0
         return rows
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from memhier.recsys.embedding.anchor import Anchor, refuse_scaled_losses
+from memhier.recsys.embedding.groups.step_loan import StepTicket
 from memhier.recsys.embedding.optimizers import adds_in_turn
 from memhier.recsys.embedding.pooling import Gradient, Sparse, StepGradient, apply_gradient, apply_sparse
 from memhier.recsys.embedding.tables import Ints, StepRows, Tables
@@ -30,7 +31,6 @@ from memhier.recsys.embedding.torch_internals import (
 )
 from memhier.shield import shielded
 from memhier.store.segments import FullError
-from memhier.table.loans import Ticket
 
 __all__ = ["FusedOptimizer", "LookUp", "LookUps", "Pending"]
 
@@ -161,7 +161,7 @@ class LookUps:
     def drop_ahead(self) -> None:
         """Forget the batches that were read ahead."""
 
-    def plan(self, ids: Any, rows: StepRows, ticket: Ticket | None) -> None:
+    def plan(self, ids: Any, rows: StepRows, ticket: StepTicket | None) -> None:
         """Load the rows of a batch that lookahead hands out, and use them for the look-ups of its ids."""
         self.tables.lend(rows, ticket)
         self.planned = ids, rows

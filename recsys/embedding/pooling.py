@@ -317,10 +317,13 @@ class _Pool(torch.autograd.Function):
             widths = [tables.specs[bag.table].dim for bag in bags]
             layout = layout_of(bags, widths)
             output = torch.empty(layout.shape) if crossing is None else crossing.empty(layout.shape)
-            backend.core.embedding_pool(
-                slab=rows.loan.rows, slots=rows.loan.slots, inverse=rows.inverse, begins=layout.begins,
-                targets=layout.targets, tables=layout.tables, out=output.numpy(),
-            )  # fmt: skip
+            of = tables.groups.of[[bag.table for bag in bags]]
+            for group, slab in enumerate(rows.loan.slabs):
+                mine = layout.tables if len(rows.loan.slabs) == 1 else layout.tables[of == group]
+                backend.core.embedding_pool(
+                    slab=slab, slots=rows.loan.slots, inverse=rows.inverse, begins=layout.begins,
+                    targets=layout.targets, tables=mine, out=output.numpy(),
+                )  # fmt: skip
             ctx.gradient = StepGradient(rows, bags, widths, layout, None)
             return output
         weights = [torch.from_numpy(some) for some in tables.weights(rows)]
@@ -405,17 +408,23 @@ def apply_gradient(tables: Tables, step: StepGradient, groups: Sequence[Group]) 
     parts[:, 4] = [spec.dim for spec in tables.specs]
     rule, numbers = rules[0][0], np.array([numbers for _, numbers in rules], np.float32)
     # Plain descent needs no sums, and only Adagrad and Adam take a root for each weight.
-    weights = 0 if rule == 0 else int(((parts[:, 3] - parts[:, 2]) * parts[:, 4]).sum())
-    roots = weights if rule in (1, 3) else min(weights, len(rows.loan.slots))
-    with tables.changing(rows, weights + roots) as (slab, work):
-        updated = backend.core.UpdatedRows(rule=rule, slab=slab, slots=rows.loan.slots, tables=parts, numbers=numbers)
-        backend.core.embedding_update(
-            rows=updated, inverse=rows.inverse, order=rows.order, sources=sources, scales=layout.scales,
-            gradient=gradient, steps=work[:weights], roots=work[weights:],
-        )  # fmt: skip
-        if rule:
-            torch.from_numpy(work[weights:]).sqrt_()
-            backend.core.embedding_take_steps(rows=updated, steps=work[:weights], roots=work[weights:])
+    counted = (parts[:, 3] - parts[:, 2]) * (parts[:, 4] if rule else 0)
+    of_groups: list[Any] = tables.groups.tables if len(tables.groups) > 1 else [slice(None)]
+    weights = [int(counted[mine].sum()) for mine in of_groups]
+    roots = [some if rule in (1, 3) else min(some, len(rows.loan.slots)) for some in weights]
+    with tables.changing(rows, max(map(sum, zip(weights, roots, strict=True)))) as (slabs, work):
+        for group, (slab, mine) in enumerate(zip(slabs, of_groups, strict=True)):
+            updated = backend.core.UpdatedRows(
+                rule=rule, slab=slab, slots=rows.loan.slots, tables=parts[mine], numbers=numbers[mine]
+            )
+            steps, squares = np.split(work[: weights[group] + roots[group]], [weights[group]])
+            backend.core.embedding_update(
+                rows=updated, inverse=rows.inverse, order=rows.order, sources=sources, scales=layout.scales,
+                gradient=gradient, steps=steps, roots=squares,
+            )  # fmt: skip
+            if rule:
+                torch.from_numpy(squares).sqrt_()
+                backend.core.embedding_take_steps(rows=updated, steps=steps, roots=squares)
         counts[:] = [count + 1 for count in counts]
 
 
@@ -438,9 +447,9 @@ def apply_sparse(
     """
     assert rows.loan is not None
     slots = rows.loan.slots
-    with tables.changing(rows) as (slab, _):
+    with tables.changing(rows) as (slabs, _):
         for table, gradient in gradients:
-            mine = slots[rows.of_table(table)]
+            mine, slab = slots[rows.of_table(table)], slabs[tables.groups.of[table]]
             tables.record.steps[table] += late is None
             step = tables.record.steps[table] if late is None else late[table]
             dim, width = tables.specs[table].dim, tables.widths[table]

@@ -2,18 +2,18 @@
 
 import errno
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from memhier.errors import CorruptionError, FormatError
-from memhier.fields import decode_json, integer, mapping, record, sequence
+from memhier.fields import Refused, decode_json, integer, mapping, record, sequence
 from memhier.recsys.embedding.initial import TableSpec
 from memhier.recsys.embedding.table_rules import TableRules
 from memhier.store.store import Store
 
 __all__ = [
-    "EXTRA", "IDS", "KEY", "TableRecord", "as_json", "checkpoint_of", "decoded_extra", "nothing_there",
+    "EXTRA", "IDS", "KEY", "TableRecord", "as_json", "checkpoint_of", "decoded_extra", "groups_in", "nothing_there",
     "restored_hyperparameters",
 ]  # fmt: skip
 
@@ -32,6 +32,7 @@ def _anything(value: Any) -> None:
 
 
 _CHECK = record({"made": mapping(_anything), "steps": sequence(integer(0, 2**53))}, {"checkpoint": integer(1)})
+_GROUPS = sequence(integer(0, 2**20), 1)
 _EXTRA_CHECK = record({name: mapping(_anything) for name in ("hyperparameters", "begun_with", "extra")})
 
 
@@ -53,9 +54,15 @@ class TableRecord:
 
     @classmethod
     def read(
-        cls, store: Store, specs: Sequence[TableSpec], rules: TableRules, seed: int, resume: bool
+        cls,
+        store: Store,
+        specs: Sequence[TableSpec],
+        rules: TableRules,
+        seed: int,
+        resume: bool,
+        groups: list[int],
     ) -> "TableRecord":
-        """Return the record of a store's last checkpoint, or a new one if there is none.
+        """Return the record of a store's last checkpoint, or a new one with these groups if there is none.
 
         Raises
         ------
@@ -84,7 +91,7 @@ class TableRecord:
         if found is None:
             if resume:
                 raise nothing_there(store.path)
-            return cls(made, [0] * len(specs))
+            return cls(made | ({"groups": groups} if any(groups) else {}), [0] * len(specs))
         there = _decoded(store, found)
         if not resume:
             raise FileExistsError(
@@ -96,12 +103,32 @@ class TableRecord:
                 raise FormatError(f"{store.path}: {key}={there['made'].get(key)!r} there, expected {expected!r}")
         if len(there["steps"]) != len(specs):
             raise CorruptionError(f"{store.path}: value {KEY!r} counts updates of {len(there['steps'])} tables")
-        return cls(made, there["steps"], there.get("checkpoint", 1))
+        groups = groups_in(store, there["made"], len(specs))
+        return cls(made | ({"groups": groups} if any(groups) else {}), there["steps"], there.get("checkpoint", 1))
+
+    @property
+    def groups(self) -> list[int]:
+        """The group of each table, whose rows lie in one log."""
+        groups: list[int] = self._made.get("groups", [0] * len(self.steps))
+        return groups
 
     def values(self) -> dict[str, bytes]:
         """Return the values of the next checkpoint."""
         self.checkpoint += 1
         return {KEY: as_json({"made": self._made, "steps": self.steps, "checkpoint": self.checkpoint})}
+
+
+def groups_in(store: Store, made: Mapping[str, Any], tables: int) -> list[int]:
+    """Return the group of each table that the description of tables names."""
+    groups = made.get("groups", [0] * tables)
+    try:
+        _GROUPS(groups)
+        fits = len(groups) == tables and {*groups} == {*range(max(groups) + 1)}
+    except Refused:
+        fits = False
+    if not fits:
+        raise CorruptionError(f"{store.path}: value {KEY!r}: groups {str(groups)[:200]} of {tables} tables")
+    return list(groups)
 
 
 def nothing_there(path: Any) -> FileNotFoundError:

@@ -1,7 +1,7 @@
 """Tables larger than DRAM, behind one tier: a row is its weights with the optimizer's state beside them.
 
-All tables of a collection share a slab, a log and a plan, under the key (first key of the table) + (row): a step looks
-up, reads, updates and evicts once, with any number of tables.
+All tables of one width share a slab, a log and a plan, under the key (first key of the table) + (row): a step looks up,
+reads, updates and evicts once for each width, with any number of tables. One checkpoint makes all of them durable.
 """
 
 import functools
@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -20,9 +21,11 @@ from memhier import backend
 from memhier.arguments import check_here, check_int
 from memhier.budget import parse_bytes
 from memhier.errors import BudgetError, ClosedError, CorruptionError, FormatError
-from memhier.log.parts import LogRecord
 from memhier.policies import Belady, Policy
 from memhier.recsys.embedding.device.link import check_device
+from memhier.recsys.embedding.groups.row_groups import Part, RowGroups, groups_by_width
+from memhier.recsys.embedding.groups.step_loan import StepLoan, StepTicket
+from memhier.recsys.embedding.groups.tiers import TierArguments, open_tiers, rows_in, stats_of
 from memhier.recsys.embedding.initial import FirstRows, TableSpec
 from memhier.recsys.embedding.optimizers import SGD
 from memhier.recsys.embedding.records import EXTRA, IDS, TableRecord, decoded_extra, nothing_there
@@ -31,20 +34,18 @@ from memhier.recsys.embedding.vocabularies import Added, Vocabularies
 from memhier.shield import shielded_init
 from memhier.store.store import Store, Transfer
 from memhier.table.keep_all import KeepAll
-from memhier.table.loans import Loan, Ticket
 from memhier.table.shortage import Shortage
-from memhier.table.sizes import TRAINING_ASIDE, rows_within
+from memhier.table.sizes import TRAINING_ASIDE
 from memhier.table.table import store_bytes
-from memhier.table.tiered import KIND, Tiered
+from memhier.table.tiered import KIND
 
-__all__ = ["StepRows", "TableOptions", "Tables", "Update", "check_ids", "distinct_rows", "rows_in"]
+__all__ = ["StepRows", "TableOptions", "Tables", "Update", "check_ids", "distinct_rows"]
 
 Ints = NDArray[np.int64]
 Places = NDArray[np.int32]
 Floats = NDArray[np.float32]
 Update = Literal["backward", "step"]
 
-_NAME = "embedding"
 _NOWHERE = np.empty(0, np.int32)
 # torch may sort longer vectors with several threads, and then orders equal ids in another way.
 _TORCH_SORTS_ALONE = 32768
@@ -52,8 +53,6 @@ _IDS_MAX = 2**31
 _ROWS_MAX = 2**31 - 1
 # Look-ups in a row that read no row from SSD, until they are taken for ones that need none.
 _CALM_LOOK_UPS = 8
-# About the buffers of log and reader that an index leaves in a small budget.
-_BUFFERS_BYTES = 2**22
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,9 +119,11 @@ class StepRows:
         int32 [n]: the places of each table's ids, sorted as torch sorts them; empty where no sum needs that order.
     loan
         The rows in DRAM; None after they were given back, and for rows that are only read.
+    coming
+        The rows on their way to DRAM, as long as some group had no room for its part.
     """
 
-    __slots__ = ("ends", "inverse", "keys", "loan", "order", "starts")
+    __slots__ = ("_parts", "coming", "ends", "inverse", "keys", "loan", "order", "starts")
 
     def __init__(
         self,
@@ -131,7 +132,7 @@ class StepRows:
         ends: Ints | None = None,
         inverse: Places = _NOWHERE,
         order: Places = _NOWHERE,
-        loan: Loan | None = None,
+        loan: StepLoan | None = None,
     ) -> None:
         keys.flags.writeable = False
         self.starts: Ints
@@ -140,12 +141,21 @@ class StepRows:
         self.inverse: Places
         self.keys, self.starts, self.inverse, self.order, self.loan = keys, starts, inverse, order, loan
         self.ends: NDArray[np.int64] = np.zeros(len(starts) - 1, np.int64) if ends is None else ends
+        self.coming: StepTicket | None = None
+        self._parts: list[Part] | None = None
 
     @property
     def nbytes(self) -> int:
         """The size of the ids and of the arrays, in bytes."""
         ids = 8 * len(self.inverse)
-        return ids + self.keys.nbytes + self.inverse.nbytes + self.order.nbytes
+        parts = 0 if self._parts is None or len(self._parts) == 1 else 2 * self.keys.nbytes
+        return ids + self.keys.nbytes + self.inverse.nbytes + self.order.nbytes + parts
+
+    def parts(self, groups: RowGroups) -> list[Part]:
+        """Return the part of each group; always the same arrays."""
+        if self._parts is None:
+            self._parts = groups.split(self.keys, self.starts)
+        return self._parts
 
     def of_table(self, table: int) -> slice:
         """Return the part of `keys` that a table has."""
@@ -248,7 +258,7 @@ class Tables:
     Parameters
     ----------
     specs
-        The tables. A row takes the room of the widest one.
+        The tables.
     options
         The options of the module.
     first_rows
@@ -258,6 +268,12 @@ class Tables:
 
     Attributes
     ----------
+    groups
+        The tables that share a tier.
+    planners
+        Of the groups, for batches known ahead; none if the policy takes no announcements, and once closed.
+    capacity, call_rows
+        Rows, of any tables, that DRAM has room for at once, and that a call may have.
     adds_by_row
         Whether the gradients of several look-ups add up by row. Otherwise torch's order also depends on other rows.
     """
@@ -283,7 +299,6 @@ class Tables:
         # Plain descent applies gradients one by one, in the order of ids.
         self._adds_up = not all(isinstance(rule, SGD) for rule in rules.of)
         self.bases: NDArray[Any] = np.cumsum([0, *(spec.rows for spec in self.specs)])
-        total = int(self.bases[-1])
         self.path: str = os.fspath(options.path)
         self._asked = asked
         made = FirstRows(self.specs, rules.of, self.seed)
@@ -293,34 +308,33 @@ class Tables:
         side = Vocabularies.side_log(self.specs)
         store = _open(self.path, options.resume)
         try:
-            self.record: TableRecord = TableRecord.read(store, self.specs, rules, self.seed, options.resume)
-            stored = rows_in(store)
-            room = self._room(stored, parse_bytes(options.dram))
-            self.touched: int = room if options.touched is None else int(options.touched)
-            self._check_touched(stored)
-            self._tier = Tiered(
-                store,
-                _NAME,
-                np.float32,
-                max(self.widths),
-                rows=self.touched,
-                dram=options.dram,
-                policy=options.policy,
-                initial=self._first_rows,
-                codec=options.codec,
-                key_space=total,
-                batch=None if options.step_rows is None else int(options.step_rows),
-                aside=TRAINING_ASIDE,
-                side=side,
-            )
+            rows = [spec.rows for spec in self.specs]
+            # A policy of the caller's is one for all rows.
+            groups = groups_by_width(self.widths, rows) if isinstance(options.policy, str) else [0] * len(rows)
+            self.record: TableRecord = TableRecord.read(store, self.specs, rules, self.seed, options.resume, groups)
+            self.groups: RowGroups = RowGroups(self.record.groups, self.widths, rows)
+            if len(self.groups) > 1 and not isinstance(options.policy, str):
+                raise ValueError(
+                    f"policy: the rows of {self.path!r} have {len(self.groups)} widths, each with a cache of its own; "
+                    "expected the name of a policy"
+                )
+            self._arguments = TierArguments(
+                self.groups, parse_bytes(options.dram), options.policy, options.codec, options.touched,
+                options.step_rows, side,
+            )  # fmt: skip
+            stored = [rows_in(store, group) for group in range(len(self.groups))]
+            index_rows = self._arguments.index_rows(stored)
+            self.touched: int = sum(index_rows)
+            self._check_touched(stored, index_rows)
+            initial = [partial(_first_rows_of, self.groups, self._first_rows, group) for group in range(len(stored))]
+            self._tiers = open_tiers(store, self._arguments, index_rows, initial)
         except BaseException:
             store.close()
             raise
         self.window_bytes: int = int(TRAINING_ASIDE / 2 * parse_bytes(options.dram))  # for batches known ahead
-        policy = self._tier.policy
-        self.planner = policy if isinstance(policy, Belady | KeepAll) else None  # None once closed
-        self.capacity: int = self._tier.capacity  # rows in DRAM at most
-        self.call_rows: int = self._tier.batch  # rows of one call at most
+        self.planners = tuple(tier.policy for tier in self._tiers if isinstance(tier.policy, Belady | KeepAll))
+        self.capacity: int = self._least([tier.capacity for tier in self._tiers])
+        self.call_rows: int = self._least([tier.batch for tier in self._tiers])
         self._store = store
         self._open = True
         self._scratch = np.empty(0, np.float32)
@@ -332,9 +346,14 @@ class Tables:
                 self.close()
                 raise
 
+    def _least(self, sizes: list[int]) -> int:
+        """Return the least of sizes; groups whose rows all fit count only if they are the only one."""
+        bounds = [size for size, rows in zip(sizes, self.groups.rows, strict=True) if size < rows or len(sizes) == 1]
+        return min(bounds, default=int(self.bases[-1]))
+
     def _opened_vocabularies(self, store: Store, resume: bool) -> "Vocabularies":
         vocabularies = Vocabularies(self.specs)
-        log = self._tier.side
+        log = self._tiers[0].side
         if resume and log is not None:
             vocabularies.read(log, store.get(IDS), self.path)
         return vocabularies
@@ -343,12 +362,13 @@ class Tables:
     def memory_bytes(self) -> int:
         """DRAM held, in bytes."""
         maps = 0 if self.vocabularies is None else self.vocabularies.memory_bytes
-        return self._tier.memory_bytes + self._scratch.nbytes + maps + (store_bytes(self._store) if self._open else 0)
+        tiers = sum(tier.memory_bytes for tier in self._tiers)
+        return tiers + self._scratch.nbytes + maps + (store_bytes(self._store) if self._open else 0)
 
     @property
     def is_planned(self) -> bool:
         """Whether announced batches wait to be fetched, so that a call for other rows has to fail."""
-        return self.planner is not None and self.planner.pending > 0
+        return any(planner.pending for planner in self.planners)
 
     @property
     def has_all(self) -> bool:
@@ -369,40 +389,30 @@ class Tables:
                 "loader's workers need not look up"
             )
 
-    def _room(self, stored: int, dram: int) -> int:
-        """Return the rows that the index has room for: all, if that takes half of the budget at most.
-
-        Otherwise it grows with the rows that are stored, as long as it leaves half of the budget and some buffers.
-        """
-        row_bytes, total = 4 * max(self.widths), int(self.bases[-1])
-        if rows_within(dram // 2, row_bytes, total) == total:
-            return total
-        first, most = (rows_within(part, row_bytes, total) for part in (dram // 4, (dram - _BUFFERS_BYTES) // 2))
-        return min(max(first, min(stored + stored // 2, most), stored), total, _ROWS_MAX)
-
-    def _check_touched(self, stored: int) -> None:
-        if stored > self.bases[-1]:
-            raise CorruptionError(f"{self.path}: {stored} rows are stored, of tables of {self.bases[-1]}")
-        if stored > self.touched:
-            raise BudgetError(
-                f"touched={self.touched}: {stored} rows of {self.path!r} were trained already; expected at least as "
-                f"many, and at most the {self.bases[-1]} that there are"
-            )
+    def _check_touched(self, stored: list[int], index_rows: list[int]) -> None:
+        for some, room, rows in zip(stored, index_rows, self.groups.rows, strict=True):
+            if some > rows:
+                raise CorruptionError(f"{self.path}: {some} rows are stored, of tables of {rows}")
+            if some > room:
+                raise BudgetError(
+                    f"touched={room}: {some} rows of {self.path!r} were trained already; expected at least as many, "
+                    f"and at most the {rows} that there are"
+                )
 
     @contextmanager
-    def _in_own_words(self) -> Iterator[None]:
-        """Word a shortage of the tier by the tables' arguments."""
+    def _in_own_words(self, group: int = 0) -> Iterator[None]:
+        """Word a shortage of the tier of a group by the tables' arguments."""
         self.check_open()
         try:
             yield
         except Shortage as error:
-            raise self._worded(error) from error
+            raise self._worded(error, group) from error
 
-    def _worded(self, error: Shortage) -> BudgetError:
+    def _worded(self, error: Shortage, group: int) -> BudgetError:
         if error.of == "rows" and self.options.touched is None:
-            given = dram = parse_bytes(self.options.dram)
+            given = dram = self._arguments.dram
             wanted = min(error.held + error.needed, _ROWS_MAX)
-            while self._room(error.held, dram) < wanted:
+            while self._arguments.with_dram(dram).index_rows_of(group, error.held) < wanted:
                 dram *= 2
             more = "" if dram == given else f" and dram={dram}"
             return BudgetError(
@@ -420,10 +430,11 @@ class Tables:
             return BudgetError(
                 f"step_rows={error.room}: {error.needed} rows at once; step_rows={error.enough} is enough"
             )
+        enough = self._arguments.dram_for(group, error.enough)
         beside = f", beside {error.held} of look-ups before it and of batches fetched ahead" if error.held else ""
         return BudgetError(
             f"a step needs {error.needed} distinct rows at once{beside}, but DRAM has room for {error.room}; "
-            f"dram={error.enough} would be enough, or smaller batches"
+            f"dram={enough} would be enough, or smaller batches"
         )
 
     def distinct(self, ids: Sequence[Ints]) -> StepRows:
@@ -439,64 +450,113 @@ class Tables:
             check_ids(spec, wanted, self._asked.format(spec.name))
         return distinct_rows(ids, self.bases, in_order=self._adds_up)
 
-    def lend(self, rows: StepRows, ticket: Ticket | None = None) -> None:
-        """Load the rows of a step and keep them in DRAM until they are released; `ticket` fetched them ahead."""
-        needed = len(rows.keys)
-        if needed > self.call_rows:
-            raise BudgetError(
-                f"a step needs {needed} distinct rows at once, but working memory is set aside for "
-                f"step_rows={self.call_rows}; open the tables with step_rows={needed}, which would be enough, or make "
-                "batches smaller"
-            )
-        with self._in_own_words():
-            rows.loan = self._tier.lend(rows.keys, distinct=True, ticket=ticket)
-        before, self._refetches = self._refetches, self._tier.refetches
+    def lend(self, rows: StepRows, ticket: StepTicket | None = None) -> None:
+        """Load the rows of a step and keep them in DRAM until they are released; `ticket` fetched them ahead.
+
+        After an error the same call with a ticket goes on.
+        """
+        parts = rows.parts(self.groups)
+        for tier, (_, keys) in zip(self._tiers, parts, strict=True):
+            if len(keys) > tier.batch:
+                raise BudgetError(
+                    f"a step needs {len(keys)} distinct rows at once, but working memory is set aside for "
+                    f"step_rows={tier.batch}; open the tables with step_rows={len(keys)}, which would be enough, or "
+                    "make batches smaller"
+                )
+        loans = StepTicket() if ticket is None else ticket
+        try:
+            self._lend(parts, loans)
+        except BaseException:
+            if ticket is None:
+                loans.release()
+            raise
+        rows.loan = StepLoan(loans.loans, parts)
+        before, self._refetches = self._refetches, sum(tier.refetches for tier in self._tiers)
         self._calm = self._calm + 1 if self._refetches == before else 0
+
+    def _lend(self, parts: list[Part], ticket: StepTicket) -> None:
+        """Add a loan of the rows of each group that has none yet."""
+        for group in range(len(ticket.loans), len(parts)):
+            under_way = ticket.tickets[group] if ticket.tickets else None
+            with self._in_own_words(group):
+                loan = self._tiers[group].lend(parts[group][1], distinct=True, ticket=under_way)
+            ticket.loans.append(loan)
 
     def lend_again(self, rows: StepRows) -> None:
         """Keep rows in DRAM that other steps hold already."""
-        with self._in_own_words():
-            rows.loan = self._tier.lend(rows.keys, again=True)
+        parts, loans = rows.parts(self.groups), []
+        for group, (_, keys) in enumerate(parts):
+            with self._in_own_words(group):
+                loans.append(self._tiers[group].lend(keys, again=True))
+        rows.loan = StepLoan(loans, parts)
 
     @contextmanager
-    def changing(self, rows: StepRows, floats: int = 0) -> Iterator[tuple[Floats, Floats]]:
-        """Give all rows in DRAM, writable, and so many floats of working memory.
+    def changing(self, rows: StepRows, floats: int = 0) -> Iterator[tuple[list[Floats], Floats]]:
+        """Give all rows in DRAM of each group, writable, and so many floats of working memory.
 
         The block may change the rows of the step; other calls wait until it ends.
         """
         assert rows.loan is not None
-        with self._in_own_words(), rows.loan.changing() as slab:
+        with self._in_own_words(), rows.loan.changing() as slabs:
             if len(self._scratch) < floats:
                 self._scratch = np.empty(floats + floats // 8, np.float32)
-            yield slab, self._scratch[:floats]
+            yield slabs, self._scratch[:floats]
 
     def check_fits(self, rows: StepRows) -> None:
         """Raise BudgetError for a step that will never fit."""
-        if len(rows.keys) > min(self.capacity, self.call_rows):
-            self.lend(rows)  # fails, and says how much would be enough
+        for tier, (_, keys) in zip(self._tiers, rows.parts(self.groups), strict=True):
+            if len(keys) > min(tier.capacity, tier.batch):
+                self.lend(rows)  # fails, and says how much would be enough
 
     def announce(self, rows: StepRows) -> None:
-        """Tell the planner of the step after those already announced."""
+        """Tell the planners of the step after those already announced."""
         self.check_open()
-        assert self.planner is not None
-        if len(rows.keys):  # a step without rows never comes to the planner
-            self.planner.announce(rows.keys)
+        for planner, (_, keys) in zip(self.planners, rows.parts(self.groups), strict=True):
+            if len(keys):  # a step without rows never comes to the planner
+                planner.announce(keys)
 
-    def prefetch(self, rows: StepRows) -> Ticket:
-        """Begin to fetch the rows of the oldest announced step that was not fetched yet."""
-        with self._in_own_words():
-            return self._tier.prefetch(rows.keys, distinct=True)
+    def withdraw(self) -> None:
+        """Take all announced steps back."""
+        for planner in self.planners:
+            planner.withdraw()
+
+    def prefetch(self, rows: StepRows) -> StepTicket:
+        """Begin to fetch the rows of the oldest announced step that was not fetched yet; after an error go on with it.
+
+        The groups that had room hold their rows meanwhile.
+        """
+        ticket = rows.coming = rows.coming or StepTicket()
+        for group, (_, keys) in enumerate(rows.parts(self.groups)):
+            if group == len(ticket.tickets):
+                with self._in_own_words(group):
+                    ticket.tickets.append(self._tiers[group].prefetch(keys, distinct=True))
+        rows.coming = None
+        return ticket
 
     def weights(self, rows: StepRows) -> list[Floats]:
         """Return the weights of a step's rows, of each table float32 [u, dim]; rows without a loan are only read."""
-        found = self.whole(rows)
-        return [np.ascontiguousarray(found[rows.of_table(table), : spec.dim]) for table, spec in enumerate(self.specs)]
+        found: list[Floats] = []
+        for table, spec in enumerate(self.specs):
+            mine, group = rows.of_table(table), int(self.groups.of[table])
+            if rows.loan is None:
+                held = self._gathered(group, self.groups.key(table, rows.keys[mine] - self.bases[table]))
+            else:
+                held = np.take(rows.loan.slabs[group], rows.loan.slots[mine], axis=0, mode="clip")
+            found.append(np.ascontiguousarray(held[:, : spec.dim]))
+        return found
 
     def whole(self, rows: StepRows) -> Floats:
         """Return a step's rows with their state, float32 [u, width of the widest]."""
-        if rows.loan is None:
-            return self._gathered(rows.keys)
-        return np.take(rows.loan.rows, rows.loan.slots, axis=0, mode="clip")
+        found = np.zeros((len(rows.keys), max(self.widths)), np.float32)
+        for group, (places, keys) in enumerate(rows.parts(self.groups)):
+            if rows.loan is None:
+                held = self._gathered(group, keys)
+            else:
+                held = np.take(rows.loan.slabs[group], rows.loan.slots[places], axis=0, mode="clip")
+            if len(self.groups) == 1:
+                return held
+            found[places, : held.shape[1]] = held
+        return found
 
     def rows_of_ids(self, table: int, ids: Ints) -> Ints:
         """Return the rows of ids of a table, of the same shape; IndexError for a row that it does not have."""
@@ -509,7 +569,7 @@ class Tables:
     def read(self, table: int, ids: Ints) -> Floats:
         """Return rows as they are now, weights and state, float32 [n, width]; nothing becomes resident."""
         rows = self.rows_of_ids(table, ids)
-        return self._gathered(rows + self.bases[table])[..., : self.widths[table]]
+        return self._of_table(table, rows)
 
     def read_unknown(self, table: int) -> Floats:
         """Return the row of unknown ids of a table for any ids, float32 [1, width]."""
@@ -520,18 +580,22 @@ class Tables:
         return self._read_row(table, self.specs[table].padding_row)
 
     def _read_row(self, table: int, row: int) -> Floats:
-        return self._gathered(np.array([row]) + self.bases[table])[:, : self.widths[table]]
+        return self._of_table(table, np.array([row]))
 
-    def _gathered(self, keys: Ints) -> Floats:
-        """Return rows with their state, float32 [..., width of the widest], by calls of the tier that have room."""
-        with self._in_own_words():
-            if keys.size <= self.call_rows:
-                return self._tier.gather(keys, keep=False)
-            found = np.empty((keys.size, max(self.widths)), np.float32)
+    def _of_table(self, table: int, rows: Ints) -> Floats:
+        return self._gathered(int(self.groups.of[table]), self.groups.key(table, rows))[..., : self.widths[table]]
+
+    def _gathered(self, group: int, keys: Ints) -> Floats:
+        """Return rows of a group with their state, float32 [..., its width], by calls of the tier that have room."""
+        tier = self._tiers[group]
+        with self._in_own_words(group):
+            if keys.size <= tier.batch:
+                return tier.gather(keys, keep=False)
+            found = np.empty((keys.size, self.groups.widths[group]), np.float32)
             flat = keys.reshape(-1)
-            for start in range(0, keys.size, self.call_rows):
-                part = slice(start, start + self.call_rows)
-                self._tier.gather(flat[part], found[part], keep=False)
+            for start in range(0, keys.size, tier.batch):
+                part = slice(start, start + tier.batch)
+                tier.gather(flat[part], found[part], keep=False)
             return found.reshape(*keys.shape, -1)
 
     def write(self, table: int, ids: Ints, weights: Floats) -> None:
@@ -540,48 +604,56 @@ class Tables:
         self.check_ids(table, ids)
         if self.is_planned:
             raise RuntimeError("weights cannot be replaced inside of a lookahead loop: leave it, and call its close()")
-        rows = self._first_rows(ids + self.bases[table])
+        group = int(self.groups.of[table])
+        rows = self._first_rows(ids + self.bases[table], self.groups.widths[group])
         rows[:, : self.specs[table].dim] = weights
-        step = min(self.call_rows, self.capacity)
-        for start in range(0, len(ids), step):
+        self._scatter(group, self.groups.key(table, ids), rows)
+
+    def _scatter(self, group: int, keys: Ints, rows: Floats) -> None:
+        tier = self._tiers[group]
+        step = min(tier.batch, tier.capacity)
+        for start in range(0, len(keys), step):
             part = slice(start, start + step)
-            with self._in_own_words():
-                self._tier.scatter(ids[part] + self.bases[table], rows[part])
+            with self._in_own_words(group):
+                tier.scatter(keys[part], rows[part])
 
     def begin_anew(self, rows: StepRows, added: Sequence[Added]) -> None:
         """Give rows, among those of a step that are lent, the first values of the ids that have them now."""
         if not added:
             return
         assert rows.loan is not None
-        keys = np.concatenate([one.rows + self.bases[one.table] for one in added])
-        first = np.concatenate([self._first_rows_of_ids(one.table, one.ids) for one in added])
-        slots = rows.loan.slots[np.searchsorted(rows.keys, keys)]
-        with self._in_own_words(), rows.loan.changing() as slab:
-            slab[slots] = first
+        first = [self._first_rows_of_ids(one.table, one.ids) for one in added]
+        with self._in_own_words(), rows.loan.changing() as slabs:
+            for one, new in zip(added, first, strict=True):
+                slots = rows.loan.slots[np.searchsorted(rows.keys, one.rows + self.bases[one.table])]
+                slabs[self.groups.of[one.table]][slots, : new.shape[1]] = new
 
     def replace(self, keys: Ints, rows: Floats) -> None:
         """Replace rows with their state, float32 [n, width of the widest]."""
-        self._tier.scatter(keys, rows)
+        for group, (places, mine) in enumerate(self.groups.split_any(keys)):
+            self._scatter(group, mine, rows[places, : self.groups.widths[group]])
 
     def stored(self) -> Iterator[Ints]:
         """Yield the keys whose rows are on SSD, in blocks; nothing may be written meanwhile."""
-        yield from self._tier.stored_keys()
+        for group, tier in enumerate(self._tiers):
+            for block in tier.stored_keys():
+                yield self.groups.everywhere(group, block)
 
     def checkpoint(self, values: dict[str, bytes] | None = None) -> int:
         """Make everything durable; return the store's generation."""
         self.check_open()
-        return self._tier.checkpoint({**self._values(), **(values or {})}, self._write_ids)
+        return self._tiers[0].checkpoint({**self._values(), **(values or {})}, self._write_ids)
 
     def start_checkpoint(self, values: dict[str, bytes]) -> "Future[int]":
         """Make everything durable as it is now, on a thread; the result is the store's generation."""
         self.check_open()
-        return self._tier.start_checkpoint({**self._values(), **values}, self._write_ids)
+        return self._tiers[0].start_checkpoint({**self._values(), **values}, self._write_ids)
 
     def _values(self) -> dict[str, bytes]:
         return self.record.values() | ({} if self.vocabularies is None else self.vocabularies.values())
 
     def _write_ids(self) -> None:
-        side = self._tier.side
+        side = self._tiers[0].side
         if self.vocabularies is not None and side is not None:
             self.vocabularies.write(side)
 
@@ -595,23 +667,21 @@ class Tables:
         return self._store.push(url, keep=keep, verify=verify)
 
     def stats(self) -> dict[str, Any]:
-        """Return the tier's counts."""
+        """Return the counts of the tiers, together."""
         self.check_open()
-        return self._tier.stats()
+        return stats_of(self._tiers)
 
     def close(self) -> None:
         """End the threads, and free memory and files; updates since the last checkpoint are lost."""
-        self._open, self.planner = False, None
-        self._tier.close()
+        self._open, self.planners = False, ()
+        self._tiers[0].close()
         self._store.close()
         self._scratch = np.empty(0, np.float32)
 
 
-def rows_in(store: Store) -> int:
-    """Return the number of rows that a store holds."""
-    value = store.get(f"log/{_NAME}")
-    record = None if value is None else LogRecord.decode(value)
-    return 0 if record is None else record.live
+def _first_rows_of(groups: RowGroups, first_rows: FirstRows, group: int, numbers: Ints) -> Floats:
+    """Return the first values of rows by their keys in a group; it does not know the tables, which hold the tier."""
+    return first_rows(groups.everywhere(group, numbers), groups.widths[group])
 
 
 def _open(path: str, resume: bool) -> Store:

@@ -21,11 +21,11 @@ import torch
 
 from memhier.ending import before_exit
 from memhier.errors import BudgetError
+from memhier.recsys.embedding.groups.step_loan import StepTicket
 from memhier.recsys.embedding.reading.read_modules import ReadModules
 from memhier.recsys.embedding.tables import StepRows
 from memhier.shield import at_end, shielded, wait_for
 from memhier.store.segments import FullError
-from memhier.table.loans import Ticket
 
 __all__ = ["Epoch", "Limits", "ReadAhead"]
 
@@ -70,7 +70,7 @@ class _Waiting:
     ids: list[Any]
     rows: list[StepRows]
     bytes: int
-    tickets: list[Ticket]
+    tickets: list[StepTicket]
 
 
 class Epoch(Iterator[Any]):

@@ -5,10 +5,10 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 from memhier.policies import Belady
+from memhier.recsys.embedding.groups.step_loan import StepTicket
 from memhier.recsys.embedding.module import TableModule
 from memhier.recsys.embedding.tables import StepRows
 from memhier.table.keep_all import KeepAll
-from memhier.table.loans import Ticket
 
 __all__ = ["ReadModules"]
 
@@ -48,7 +48,7 @@ class _Planned(Protocol):
     def catch_up(self) -> None:
         """Apply the update that was put off, if any, which lets its rows go."""
 
-    def plan(self, ids: Any, rows: StepRows, ticket: Ticket | None) -> None:
+    def plan(self, ids: Any, rows: StepRows, ticket: StepTicket | None) -> None:
         """Load the rows of a batch that is handed out."""
 
     def end_plan(self) -> None:
@@ -76,7 +76,7 @@ class ReadModules:
         """Raise ClosedError for closed tables, and ValueError for those that take no announcements."""
         for tables in self._tables:
             tables.check_open()
-            if tables.planner is None:
+            if not tables.planners:
                 raise ValueError("model: its tables have a policy that takes no announcements; use policy='belady'")
 
     def begin_epoch(self, end: Callable[[], None]) -> None:
@@ -148,10 +148,9 @@ class ReadModules:
     def withdraw(self) -> None:
         """Take all announced batches back."""
         for tables in self._tables:
-            if tables.planner is not None:
-                tables.planner.withdraw()
+            tables.withdraw()
 
-    def prefetch(self, rows: list[StepRows], tickets: list[Ticket]) -> None:
+    def prefetch(self, rows: list[StepRows], tickets: list[StepTicket]) -> None:
         """Begin to fetch the rows of the oldest announced batch that was not fetched yet.
 
         Tickets are added module after module. Where one has no room, the same call goes on there later.
@@ -162,13 +161,16 @@ class ReadModules:
     @property
     def is_known(self) -> bool:
         """Whether knowing more would change nothing: all in DRAM are needed again, or no row ever leaves."""
-        return all(tables.planner is None or _knows_enough(tables.planner) for tables in self._tables)
+        return all(_knows_enough(planner) for tables in self._tables for planner in tables.planners)
 
     @property
     def rest(self) -> bool:
         """Whether reading ahead would change nothing: every row has a slot, and for a while none had to be read."""
         return all(
-            isinstance(tables.planner, KeepAll) and tables.has_all and not look_ups.reads_in_turn
+            bool(tables.planners)
+            and all(isinstance(planner, KeepAll) for planner in tables.planners)
+            and tables.has_all
+            and not look_ups.reads_in_turn
             for tables, look_ups in zip(self._tables, self._look_ups, strict=True)
         )
 
@@ -184,7 +186,7 @@ class ReadModules:
         for look_ups in self._look_ups:
             look_ups.catch_up()
 
-    def plan(self, ids: list[Any], rows: list[StepRows], tickets: list[Ticket]) -> None:
+    def plan(self, ids: list[Any], rows: list[StepRows], tickets: list[StepTicket]) -> None:
         """Load the rows of a batch that is handed out; after an error the same call goes on."""
         for number in range(self._planned, len(self._look_ups)):
             self._look_ups[number].plan(ids[number], rows[number], tickets[number])

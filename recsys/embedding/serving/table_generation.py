@@ -13,11 +13,12 @@ from memhier.errors import CorruptionError, FormatError
 from memhier.fields import decode_json, described, integer, mapping, one_of, optional, real, record, sequence, text
 from memhier.io.reader import Reader
 from memhier.log.committed_rows import CommittedRows
-from memhier.log.parts import LogRecord
+from memhier.recsys.embedding.groups.row_groups import RowGroups
+from memhier.recsys.embedding.groups.tiers import log_name, rows_in
 from memhier.recsys.embedding.ids.hash64 import CELLS_BLOCK, Hash64
 from memhier.recsys.embedding.ids.id_map import ENTRY, GROUP, RECORD_BYTES, in_use
 from memhier.recsys.embedding.initial import Initial, Normal, TableSpec, Uniform
-from memhier.recsys.embedding.records import IDS, KEY
+from memhier.recsys.embedding.records import IDS, KEY, groups_in
 from memhier.recsys.embedding.serving.row_cache import RowCache
 from memhier.recsys.embedding.serving.row_source import OpenedRows
 from memhier.recsys.embedding.serving.served_ids import ServedIds
@@ -26,7 +27,6 @@ from memhier.store.store import Store
 
 __all__ = ["TableDescription", "TableGeneration"]
 
-_NAME = "embedding"
 _PART = re.compile(r": part \d+ of \d+ of \d+ rows$")
 _NUMBER = optional(real())
 _INITIAL = record(
@@ -36,7 +36,7 @@ _BLOCK = 1024  # records of ids read at a time, 256 KiB
 _TABLE = record({"name": text(), "rows": integer(1, 2**62), "dim": integer(1, 2**20), "initial": _INITIAL}, {
     "id_space": text(), "sketch": integer(0, 2**40),
 })  # fmt: skip
-_KNOWN = {"tables", "seed", "optimizer", "state", "first_state"}
+_KNOWN = {"tables", "seed", "optimizer", "state", "first_state", "groups"}
 
 
 def _anything(value: Any) -> None:
@@ -61,12 +61,14 @@ class TableDescription:
     ----------
     specs, seed
         Of the tables.
-    bases
-        int64 [tables + 1]: the first key of each table, and the end of the last.
+    groups
+        The tables that share a log. The width of a row includes the optimizer's state.
     maps
         The numbers of the maps of tables for any ids, by name.
-    width, codec
-        Of a row on SSD, with the optimizer's state.
+    codec
+        Of rows on SSD.
+    dims, row_bytes
+        Of each group: most weights of a row, and bytes of one on SSD.
     """
 
     def __init__(self, store: Store) -> None:
@@ -86,11 +88,15 @@ class TableDescription:
         divided = [spec.name for spec in self.specs if _PART.search(spec.name)]
         if divided:
             raise FormatError(f"{store.path}: holds {divided[0]!r}; expected whole tables: export those of ranks")
-        self.bases: Ints = np.cumsum([0, *(spec.rows for spec in self.specs)])
-        self.width: int = max(spec.dim + state for spec, state in zip(self.specs, self.made["state"], strict=True))
-        self.dim: int = max(spec.dim for spec in self.specs)
-        self.codec: Codec = get_codec(_codec_name(store, self.width))
-        self.row_bytes: int = self.codec.encoded_bytes(np.float32, self.width)
+        widths = [spec.dim + state for spec, state in zip(self.specs, self.made["state"], strict=True)]
+        of, rows = groups_in(store, self.made, len(self.specs)), [spec.rows for spec in self.specs]
+        self.groups: RowGroups = RowGroups(of, widths, rows)
+        self.dims: list[int] = [max(self.specs[table].dim for table in mine) for mine in self.groups.tables]
+        names = [_codec_name(store, log_name(group), width) for group, width in enumerate(self.groups.widths)]
+        if len({*names}) > 1:
+            raise CorruptionError(f"{store.path}: rows have several codecs, {names}")
+        self.codec: Codec = get_codec(names[0])
+        self.row_bytes: list[int] = [self.codec.encoded_bytes(np.float32, width) for width in self.groups.widths]
 
 
 class TableGeneration:
@@ -106,7 +112,7 @@ class TableGeneration:
     Attributes
     ----------
     committed
-        The rows on SSD.
+        The rows on SSD, of each group.
     ids
         The ids of tables for any ids, by number.
     """
@@ -114,70 +120,81 @@ class TableGeneration:
     def __init__(self, store: Store, about: TableDescription, reader: Reader) -> None:
         self.store = store
         self.about = about
-        self.committed = CommittedRows(store, _NAME, about.row_bytes, reader, int(about.bases[-1]))
+        self.committed: list[CommittedRows] = [
+            CommittedRows(store, log_name(group), row_bytes, reader, rows)
+            for group, (row_bytes, rows) in enumerate(zip(about.row_bytes, about.groups.rows, strict=True))
+        ]
         self.ids: dict[int, ServedIds] = _read_ids(store, about, reader) if about.maps else {}
 
     @staticmethod
     def room_for(store: Store, about: TableDescription) -> int:
         """Return the DRAM to set aside for a generation, which grows by doubling, so that few refreshes change it."""
-        value = store.get(f"log/{_NAME}")
-        log = None if value is None else LogRecord.decode(value)
-        total = int(about.bases[-1])
-        live = 0 if log is None else min(log.live, total)
-        index = CommittedRows.bytes_for(live, total)
-        # Once every row was trained there are no more.
-        most = CommittedRows.bytes_for(min(total, 2**31 - 1), total)
+        index = 0
+        for group, total in enumerate(about.groups.rows):
+            live = min(rows_in(store, group), total)
+            # Once every row was trained there are no more.
+            most = CommittedRows.bytes_for(min(total, 2**31 - 1), total)
+            index += min(_doubled(CommittedRows.bytes_for(live, total)), most)
         ids = sum(ServedIds.bytes_for(numbers["live"]) for numbers in about.maps.values())
         if about.maps:
             records = _records(about)
             ids += CommittedRows.bytes_for(records, records)
-        return min(_doubled(index), most) + _doubled(store.memory_bytes) + (_doubled(ids) if ids else 0)
+        return index + _doubled(store.memory_bytes) + (_doubled(ids) if ids else 0)
 
     @property
     def memory_bytes(self) -> int:
         """DRAM held, in bytes."""
         ids = sum(one.memory_bytes for one in self.ids.values())
-        return self.committed.memory_bytes + self.store.memory_bytes + ids
+        return sum(rows.memory_bytes for rows in self.committed) + self.store.memory_bytes + ids
 
     @property
     def trained_rows(self) -> int:
         """Rows that were trained."""
-        return len(self.committed)
+        return sum(map(len, self.committed))
+
+    def follows(self, before: "TableGeneration") -> bool:
+        """Whether these are the same tables, so that a row's number in `before` still is that row's alone."""
+        return all(mine.follows(theirs) for mine, theirs in zip(self.committed, before.committed, strict=True))
+
+    def _places(self, table: int, rows: Ints) -> Ints:
+        groups = self.about.groups
+        places: Ints = self.committed[groups.of[table]].places(groups.key(table, rows))
+        return places
 
     def trained(self, table: int, rows: Ints) -> NDArray[np.bool_]:
         """Return which rows of a table were trained, of a table for any ids those that ids have of their own."""
-        found: NDArray[np.bool_] = self.committed.places(rows + self.about.bases[table]) >= 0
+        found: NDArray[np.bool_] = self._places(table, rows) >= 0
         if table in self.ids:
             found &= rows < self.about.specs[table].capacity
         return found
 
-    def opened(self, cache: RowCache) -> OpenedRows:
-        """Return the rows for a call."""
-        return OpenedRows(self.about.specs, self.ids, partial(self._rows, cache))
+    def opened(self, caches: list[RowCache]) -> OpenedRows:
+        """Return the rows for a call, by the cache of each group."""
+        return OpenedRows(self.about.specs, self.ids, partial(self._rows, caches))
 
-    def _rows(self, cache: RowCache, table: int, ids: Ints) -> Floats:
+    def _rows(self, caches: list[RowCache], table: int, ids: Ints) -> Floats:
         """Return distinct rows of a table, float32 [n, dim]."""
         spec = self.about.specs[table]
-        places = self.committed.places(ids + self.about.bases[table])
+        group, places = int(self.about.groups.of[table]), self._places(table, ids)
         trained = places >= 0
         if trained.all():
-            return np.ascontiguousarray(self._trained(places, cache)[:, : spec.dim])
+            return np.ascontiguousarray(self._trained(group, places, caches[group])[:, : spec.dim])
         found = np.empty((len(ids), spec.dim), np.float32)
-        found[trained] = self._trained(places[trained], cache)[:, : spec.dim]
+        found[trained] = self._trained(group, places[trained], caches[group])[:, : spec.dim]
         if table in self.ids:
             found[~trained] = 0  # an id that gets a row trains it
         else:
             found[~trained] = spec.initial.weights(self.about.seed, table, ids[~trained], spec.dim, spec.rows)
         return found
 
-    def _trained(self, places: Ints, cache: RowCache) -> Floats:
-        about = self.about
+    def _trained(self, group: int, places: Ints, cache: RowCache) -> Floats:
+        about, committed = self.about, self.committed[group]
 
         def read(missing: Ints) -> Floats:
-            rows: Floats = about.codec.decode(self.committed.read(places[missing]))
-            return rows[:, : about.dim]
+            rows: Floats = about.codec.decode(committed.read(places[missing]))
+            return rows[:, : about.dims[group]]
 
-        return cache.rows(self.committed.numbers(places), read)
+        return cache.rows(committed.numbers(places), read)
 
 
 def _doubled(size: int) -> int:
@@ -244,9 +261,9 @@ def _spec(table: dict[str, Any], numbers: dict[str, Any] | None) -> TableSpec:
     return TableSpec(table["name"], table["rows"], table["dim"], initial, rules, numbers["padding"])
 
 
-def _codec_name(store: Store, width: int) -> str:
-    """Return the codec that the store's rows have."""
-    found = store.get(f"tiered/{_NAME}")
+def _codec_name(store: Store, name: str, width: int) -> str:
+    """Return the codec that the rows of a tier have."""
+    found = store.get(f"tiered/{name}")
     if found is None:
         return "none"
     try:
@@ -257,4 +274,4 @@ def _codec_name(store: Store, width: int) -> str:
             return codec
     except (ValueError, SyntaxError, TypeError, KeyError, RecursionError, MemoryError):
         pass
-    raise CorruptionError(f"{store.path}: value 'tiered/{_NAME}' describes no rows of {width} float32: {found[:200]!r}")
+    raise CorruptionError(f"{store.path}: value 'tiered/{name}' describes no rows of {width} float32: {found[:200]!r}")

@@ -3,6 +3,8 @@
 import os
 import threading
 from collections.abc import Sequence
+from functools import partial
+from operator import mul
 from typing import Any, Literal
 
 import numpy as np
@@ -25,6 +27,7 @@ from memhier.recsys.embedding.serving.served import Served
 from memhier.recsys.embedding.serving.table_generation import TableDescription, TableGeneration
 from memhier.shield import shielded, shielded_init
 from memhier.store.store import Store
+from memhier.table.budgets import shared_out
 from memhier.table.tiered import KIND
 
 __all__ = ["TableReader"]
@@ -98,7 +101,7 @@ class TableReader(RowSource):
         self._threads = check_int("threads", threads, 1, 4096)
         self._refreshing = threading.Lock()
         self._reader = Reader()
-        self._cache = RowCache(0, 1, "f4", 1)
+        self._caches: list[RowCache] = []
         self.call_rows: int = 0
         self._call_bytes = 0
         try:
@@ -132,7 +135,8 @@ class TableReader(RowSource):
         """DRAM held, in bytes; a look-up takes working memory beside it, for which the budget has room."""
         if self._closed:
             return 0
-        return self._cache.memory_bytes + self._generation.memory_bytes + self._reader.memory_bytes
+        caches = sum(cache.memory_bytes for cache in self._caches)
+        return caches + self._generation.memory_bytes + self._reader.memory_bytes
 
     def stats(self) -> dict[str, Any]:
         """Return plain numbers.
@@ -141,13 +145,13 @@ class TableReader(RowSource):
         ``misses`` of distinct trained rows in it; ``reads`` and ``read_bytes`` of the SSD.
         """
         self._check_open()
-        generation, cache, reader = self._generation, self._cache, self._reader.stats()
+        generation, caches, reader = self._generation, self._caches, self._reader.stats()
         return {
             "generation": generation.store.generation,
             "trained_rows": generation.trained_rows,
-            "capacity": cache.capacity,
-            "hits": cache.hits,
-            "misses": cache.misses,
+            "capacity": sum(cache.capacity for cache in caches),
+            "hits": sum(cache.hits for cache in caches),
+            "misses": sum(cache.misses for cache in caches),
             "reads": reader["reads"],
             "read_bytes": reader["bytes"],
         }
@@ -155,7 +159,7 @@ class TableReader(RowSource):
     def opened(self) -> OpenedRows:
         """Return the rows of this checkpoint for a call."""
         self._check_open()
-        return self._generation.opened(self._cache)
+        return self._generation.opened(self._caches)
 
     def trained(self, ids: Any, table: int = 0) -> NDArray[np.bool_]:
         """Return whether each row was ever trained, bool of the shape of `ids`; the others have their first values.
@@ -164,7 +168,7 @@ class TableReader(RowSource):
         """
         self._check_open()
         generation, wanted = self._generation, as_ints("ids", ids)
-        rows = generation.opened(self._cache).rows_of(table, wanted.reshape(-1), "ids")
+        rows = generation.opened(self._caches).rows_of(table, wanted.reshape(-1), "ids")
         return generation.trained(table, rows).reshape(wanted.shape)
 
     def ids(self, table: int = 0) -> Tensor:
@@ -208,7 +212,7 @@ class TableReader(RowSource):
                     raise others
                 self._fit_cache(following, about)
                 generation = TableGeneration(following, about, self._reader)
-                if not generation.committed.follows(before.committed):
+                if not generation.follows(before):
                     raise others
             except BaseException:
                 following.close()
@@ -282,23 +286,36 @@ class TableReader(RowSource):
         raise ValueError(f"tables: no {wanted.name!r}; there are {[spec.name for spec in self.specs]}")
 
     def _fit_cache(self, store: Store, about: TableDescription) -> None:
-        """Make the cache as large as a generation leaves room for; it begins anew only if it has to shrink."""
+        """Make the caches as large as a generation leaves room for; they begin anew only if one has to shrink."""
         held = TableGeneration.room_for(store, about)
         fixed = 2 * held + REPLAY_BYTES + reader_bytes(self._reader, self._threads)
-        of_row = about.row_bytes + 4 * (about.width + 3 * about.dim)
+        groups, dims = about.groups, about.dims
+        of_row = max(map(_call_bytes, about.row_bytes, groups.widths, dims))
         calls, call_bytes = call_rows_of(self._dram - fixed, self._threads, of_row)
         if self.call_rows:
             calls, call_bytes = self.call_rows, self._call_bytes
-        room, least = self._dram - fixed - call_bytes, RowCache.row_bytes(about.dim, "f4")
+        each = [RowCache.row_bytes(dim, "f4") for dim in dims]
+        room, least = self._dram - fixed - call_bytes, sum(each)
         if room < least:
             enough = fixed + 2 * (self._threads * (of_row + CALL_ID_BYTES) + least)
             raise BudgetError(
                 f"dram={format_bytes(self._dram)}: too little beside {format_bytes(fixed)} for the index of trained "
                 f"rows, checksums and buffers; dram={max(enough, fixed + call_bytes + least)} would be enough"
             )
-        if not self.call_rows or self._cache.memory_bytes > room:
-            self._cache = RowCache(min(room, least * int(about.bases[-1])), about.dim, "f4", calls)
+        shares = shared_out([partial(mul, size) for size in each], groups.weights, groups.rows, room) or []
+        if not self.call_rows or any(
+            cache.memory_bytes > share for cache, share in zip(self._caches, shares, strict=True)
+        ):
+            self._caches = [
+                RowCache(min(share, size * rows), dim, "f4", calls)
+                for share, size, rows, dim in zip(shares, each, groups.rows, dims, strict=True)
+            ]
         self.call_rows, self._call_bytes = calls, call_bytes
+
+
+def _call_bytes(row_bytes: int, width: int, dim: int) -> int:
+    """Return the working memory of a row in a call."""
+    return row_bytes + 4 * (width + 3 * dim)
 
 
 def _open(path: str | os.PathLike[str], verify: Literal["read", "open", "off"]) -> Store:

@@ -11,13 +11,14 @@ import numpy as np
 import torch
 
 from memhier.fields import decode_json, mapping
+from memhier.recsys.embedding.groups.tiers import all_rows_in
 from memhier.recsys.embedding.initial import TableSpec
 from memhier.recsys.embedding.records import EXTRA, as_json
 from memhier.recsys.embedding.sharding.collectives import Collectives
 from memhier.recsys.embedding.sharding.divisions import Division, Found, find
 from memhier.recsys.embedding.sharding.exchange import refused_together, tell_counts
 from memhier.recsys.embedding.sharding.shard import Shard
-from memhier.recsys.embedding.tables import Floats, Ints, TableOptions, rows_in
+from memhier.recsys.embedding.tables import Floats, Ints, TableOptions
 from memhier.store.store import Store
 from memhier.table.tiered import KIND
 
@@ -95,7 +96,7 @@ def _blocks(
     for number in found.mine:
         place = division.folder(path, number)
         with Store.open(place, KIND) as store:
-            touched = max(1, rows_in(store))
+            touched = max(1, all_rows_in(store))
         there = replace(options, path=place, resume=True, touched=touched, step_rows=None)
         with closing(Shard(specs, number, division.ranks, there)) as old:
             told.append({"number": number, "steps": list(old.record.steps), "extra": old.extra()})

@@ -31,11 +31,11 @@ class Shard(Tables):
         ]
         rules = rules_in(options.optimizer) * len(specs)
         super().__init__(specs, options, FirstRows(whole, rules, int(options.seed), rank, ranks))
-        self._tier.keep_way_back()
+        self._tiers[0].keep_way_back()
 
     def keep_way_back(self, further: bool) -> None:
         """Let checkpoints keep the way to the one before the last, as other ranks may not have the last."""
-        self._tier.keep_way_back(further)
+        self._tiers[0].keep_way_back(further)
 
     def everywhere(self, numbers: Ints) -> Ints:
         """Return the keys of rows in the whole tables."""
@@ -61,4 +61,7 @@ class Shard(Tables):
 
     def read_numbers(self, numbers: Ints) -> Floats:
         """Return rows with their state, float32 [n, width of the widest]."""
-        return self._gathered(numbers)
+        found = np.zeros((len(numbers), max(self.widths)), np.float32)
+        for group, (places, keys) in enumerate(self.groups.split_any(numbers)):
+            found[places, : self.groups.widths[group]] = self._gathered(group, keys)
+        return found
