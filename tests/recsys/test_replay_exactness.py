@@ -36,6 +36,9 @@ class DictStorage:
         self.samples: dict[int, int] = {}
         self.buffers = Buffers()
 
+    def begin_read(self, positions: Any, out: Any) -> None:
+        """Leave it to `read_settled`."""
+
     def append(self, positions: np.ndarray, columns: dict[str, np.ndarray]) -> None:
         self.samples.update(zip(positions.tolist(), columns["x"].tolist(), strict=True))
 
