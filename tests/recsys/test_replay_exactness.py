@@ -35,6 +35,7 @@ class DictStorage:
     def __init__(self) -> None:
         self.samples: dict[int, int] = {}
         self.buffers = Buffers()
+        self.together = 1024
 
     def begin_read(self, positions: Any, out: Any) -> None:
         """Leave it to `read_settled`."""

@@ -15,8 +15,8 @@
 
 #include "bind/array.hpp"
 #include "bind/module.hpp"
-#include "io/background.hpp"
 #include "io/pool.hpp"
+#include "io/worker.hpp"
 #include "rank/postings.hpp"
 #include "rank/rank_arguments.hpp"
 #include "rank/rounds.hpp"
