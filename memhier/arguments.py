@@ -114,7 +114,7 @@ def as_ints(name: str, values: Any) -> NDArray[np.int64]:
 
 def check_range(name: str, values: NDArray[np.int64], limit: int, expected: str) -> None:
     """Raise ValueError unless all values lie in 0 to limit - 1."""
-    if values.size and (int(values.min()) < 0 or int(values.max()) >= limit):
+    if values.size and values.astype(np.uint64).max() >= limit:  # a negative value is a large one there
         flat = values.reshape(-1)
         at = int(np.flatnonzero((flat < 0) | (flat >= limit))[0])
         raise ValueError(f"{name}[{at}]={flat[at]}: expected {expected}")

@@ -51,10 +51,12 @@ if TYPE_CHECKING:
         PageReader = _core.PageReader
         PageRows = _core.PageRows
         PostingRequest = _core.PostingRequest
+        PendingRead = _core.PendingRead
         ProductLists = _core.ProductLists
         QuerySpace = _core.QuerySpace
         RankRequest = _core.RankRequest
         RankResult = _core.RankResult
+        Relay = _core.Relay
         S3FIFOPolicy = _core.S3FIFOPolicy
         ScanLimits = _core.ScanLimits
         ScanQueries = _core.ScanQueries

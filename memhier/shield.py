@@ -20,9 +20,12 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
+from memhier import backend
+
 __all__ = [
     "Farewell",
     "ShieldedContext",
+    "after_shielded",
     "at_end",
     "caller",
     "check_interrupt",
@@ -46,13 +49,11 @@ _WAIT_S = 0.05
 class _Task:
     """A call that was handed over; its end is what the main thread waits for."""
 
-    __slots__ = ("_claim", "_ended", "_work", "done", "error", "interrupted", "result")
+    __slots__ = ("_claim", "_work", "done", "error", "interrupted", "result")
 
     def __init__(self, work: Callable[[], Any]) -> None:
         self._work: Callable[[], Any] | None = functools.partial(contextvars.copy_context().run, work)
         self._claim = allocate_lock()  # for ever with whoever comes first: the one to run it, or to take it back
-        self._ended = allocate_lock()
-        self._ended.acquire()
         self.done = self.interrupted = False
         self.result: Any = None
         self.error: BaseException | None = None
@@ -69,12 +70,11 @@ class _Task:
             self.error = error
         del work
         self.done = True
-        self._ended.release()
 
     def wait(self) -> None:
         """Return once the call is over. May be interrupted, and called again."""
         while not self.done:
-            self._ended.acquire(timeout=_LOOK_S)
+            _server.relay.wait(_LOOK_S)
 
     def interrupt(self) -> bool:
         """Take the call back if it has not begun, or wait for its end; return whether it was made."""
@@ -117,6 +117,37 @@ _farewells: dict[int, Farewell] = {}
 """Those that are kept until they are said."""
 
 
+class _Relay:
+    """Hands calls to the thread that makes them, and the word of their end back; that of the compiled core is quicker.
+
+    The word may be of an earlier call, which an interrupt kept from waiting for it.
+    """
+
+    def __init__(self) -> None:
+        self._given: SimpleQueue[Any] = SimpleQueue()
+        self.put = self._given.put
+        self._ended = allocate_lock()
+        self._ended.acquire()
+
+    def hand_over(self, task: object, seconds: float) -> None:
+        """Have a task run, and wait for the word of an end."""
+        self.put(task)
+        self.wait(seconds)
+
+    def wait(self, seconds: float) -> None:
+        """Wait for the word of an end."""
+        self._ended.acquire(timeout=seconds)
+
+    def next(self, ended: bool) -> Any:
+        """Give the word that the last task has ended, if it has, and return the next one."""
+        if ended and self._ended.locked():
+            self._ended.release()
+        return self._given.get()
+
+
+_new_relay = _Relay if backend.core is None else cast("type[_Relay]", backend.core.Relay)
+
+
 class _Server:
     """The thread that makes calls, one after the other; begun by the first of them."""
 
@@ -128,13 +159,13 @@ class _Server:
         self.main = threading.main_thread().ident
         self.thread: int | None = None
         self.current: _Task | Farewell | None = None
-        self._queue: SimpleQueue[_Task | Farewell] = SimpleQueue()
+        self.relay = _new_relay()
         self._begun: LockType = allocate_lock()
 
     def hand_over(self, task: _Task) -> None:
         """Have a task run."""
         self._begin()
-        self._queue.put(task)
+        self.relay.hand_over(task, _LOOK_S)
 
     def _begin(self) -> None:
         if not self._begun.locked():
@@ -143,7 +174,7 @@ class _Server:
     def say_farewell(self, owner: object, work: Callable[[], object]) -> Farewell:
         """Have a call made once an object is gone, as long as the answer is kept."""
         self._begin()
-        return Farewell(owner, self._queue.put, work)
+        return Farewell(owner, self.relay.put, work)
 
     def _serve(self) -> None:
         # An interrupt may have had a second thread begun: one serves.
@@ -154,10 +185,12 @@ class _Server:
             sys.settrace(trace)
         if (profile := threading.getprofile()) is not None:
             sys.setprofile(profile)
+        ended = False
         while True:
-            self.current = task = self._queue.get()
+            self.current = task = self.relay.next(ended)
             _run(task)
             self.current = None
+            ended = isinstance(task, _Task)
             del task
 
 
@@ -220,6 +253,18 @@ def shielded(call: Callable[P, T]) -> Callable[P, T]:
         return uninterrupted(functools.partial(call, *args, **options))
 
     return shield
+
+
+def after_shielded(call: Callable[P, T]) -> Callable[P, T]:
+    """Return a call that an interrupt may end anywhere; it waits for one that an interrupt has left under way."""
+
+    @functools.wraps(call)
+    def waiting(*args: P.args, **options: P.kwargs) -> T:
+        if _server.current is None or get_ident() != _server.main:
+            return call(*args, **options)
+        return uninterrupted(functools.partial(call, *args, **options))
+
+    return waiting
 
 
 def shielded_giving(undo: Callable[[Any], object]) -> Callable[[Callable[P, T]], Callable[P, T]]:

@@ -28,9 +28,9 @@ READS = {
     "proven_of save scan_pays stats topk way with_all_directions",
     "MultiVectorIndex": "blocks contains explain fetch ids push reconstruct search stats",
     "Store": "attach check get keys newer not_writable push read_segment segments",
-    "Reader": "read run stats",
+    "Reader": "begin_read read run stats",
     "Rows": "read read_range",
-    "RowLog": "bytes_above check_values keys",
+    "RowLog": "begin_read bytes_above check_values keys",
     "Samples": "bytes_above check_values keys",
     "StoredSamples": "blocks check read",
     "TopKSoftmax": "all_logits bounded_log_prob certified_topk extra_repr forward is_stale log_partition log_prob save "

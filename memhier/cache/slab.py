@@ -5,7 +5,6 @@ import errno
 import mmap
 import os
 import threading
-from collections.abc import Iterator
 from typing import Any, Self
 
 import numpy as np
@@ -20,7 +19,7 @@ from memhier.files import close_descriptor, close_with
 
 __all__ = ["Slab"]
 
-_INT64 = np.dtype(np.int64)
+_INT64, _ONE = np.dtype(np.int64), np.uint32(1)
 
 
 class Slab(Closing):
@@ -268,19 +267,17 @@ class Slab(Closing):
         PermissionError
             When the slab belongs to another process.
         """
-        self._check_writer()
         index = self._as_slots(slots)
         rows = np.asarray(rows)
         if rows.dtype != self.dtype:
             raise TypeError(f"rows: expected an array of {self.dtype}, got {rows.dtype}")
         if rows.shape != index.shape + self.shape:
             raise ValueError(f"rows: expected shape {index.shape + self.shape}, got {rows.shape}")
-        index, flat = index.reshape(-1), self._flat(np.ascontiguousarray(rows))
-        with self._marked(index):
-            np.put(self._rows, index, flat, mode="clip")
+        flat = self._flat(np.ascontiguousarray(rows))
+        with self.writing(index):
+            np.put(self._rows, index.reshape(-1), flat, mode="clip")
 
-    @contextlib.contextmanager
-    def writing(self, slots: Any) -> Iterator[NDArray[Any]]:
+    def writing(self, slots: Any) -> contextlib.AbstractContextManager[NDArray[Any]]:
         """Write rows in place, for updates that need not copy them out and back.
 
         Parameters
@@ -288,11 +285,11 @@ class Slab(Closing):
         slots
             Integers, any shape: the rows that the block will change. Changing others goes unnoticed by readers.
 
-        Yields
-        ------
-        numpy.ndarray
-            All rows, ``[slots, *shape]``, writable. Other writers wait until the block ends. If an exception ends it,
-            the generations of these slots stay odd until they are written again.
+        Returns
+        -------
+        contextlib.AbstractContextManager
+            Of all rows, ``[slots, *shape]``, writable. Other writers wait until the block ends. If an exception ends
+            it, the generations of these slots stay odd until they are written again.
 
         Raises
         ------
@@ -310,9 +307,8 @@ class Slab(Closing):
         ([[1.0, 1.0]], [0, 2])
         """
         self._check_writer()
-        index = self._as_slots(slots).reshape(-1)
-        with self._marked(index):
-            yield self._rows.view(self.dtype).reshape(self.slots, *self.shape)
+        rows = self._rows.view(self.dtype).reshape(self.slots, *self.shape)
+        return _Writing(self._lock, self._generations, self._as_slots(slots).reshape(-1), rows)
 
     def close(self) -> None:
         """Let go of the memory; it is freed when no array from :attr:`rows` and no attached slab uses it."""
@@ -337,21 +333,6 @@ class Slab(Closing):
         if self._name is not None and self._owner != os.getpid():
             raise PermissionError(errno.EACCES, "this process reads the slab, only its owner writes it", self._name)
 
-    @contextlib.contextmanager
-    def _marked(self, index: NDArray[np.int64]) -> Iterator[None]:
-        """Hold the generations of slots odd while their rows are written."""
-        with self._lock:
-            if self._generations is None:
-                yield
-                return
-            # The last write of a slot may have broken off and left it odd already.
-            odd = self._generations[index] | np.uint32(1)
-            self._generations[index] = odd
-            _fence()
-            yield
-            _fence()
-            self._generations[index] = odd + np.uint32(1)
-
     def _flat(self, rows: NDArray[Any]) -> NDArray[Any]:
         # One opaque item a row: numpy then moves rows whole, twice as fast as it scatters rows of elements.
         return rows.reshape(-1).view(self._layout.row_type)
@@ -363,6 +344,33 @@ class Slab(Closing):
         if index.size and index.view(np.uint64).max() >= self.slots:
             check_range("slots", index, self.slots, f"a slot, 0 to {self.slots - 1}")
         return index
+
+
+class _Writing(contextlib.AbstractContextManager[NDArray[Any]]):
+    """Holds the generations of slots odd while their rows are written."""
+
+    __slots__ = ("_generations", "_index", "_lock", "_odd", "_rows")
+
+    def __init__(
+        self, lock: Any, generations: NDArray[np.uint32] | None, index: NDArray[np.int64], rows: NDArray[Any]
+    ) -> None:
+        self._lock, self._generations, self._index, self._rows = lock, generations, index, rows
+        self._odd: Any = None
+
+    def __enter__(self) -> NDArray[Any]:
+        self._lock.acquire()
+        if self._generations is not None:
+            # The last write of a slot may have broken off and left it odd already.
+            self._odd = self._generations[self._index] | _ONE
+            self._generations[self._index] = self._odd
+            _fence()
+        return self._rows
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if self._generations is not None and kind is None:
+            _fence()
+            self._generations[self._index] = self._odd + _ONE
+        self._lock.release()
 
 
 def _fence() -> None:

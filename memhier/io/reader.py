@@ -27,13 +27,45 @@ from memhier.shield import shielded
 if TYPE_CHECKING:
     from memhier_native._core import PageReader
 
-__all__ = ["PAGE_BYTES", "Reader"]
+__all__ = ["PAGE_BYTES", "PendingRead", "Reader"]
 
 ENGINES = ("uring", "aio", "threads", "python")
 DEPTH_MAX = 4096
 _LENGTH = "bytes, or None for the whole file"
 REPAIRS = 16
 """How often a call begins again since pages of a source were damaged: a small cache may lose them to others."""
+
+
+class PendingRead:
+    """A read that :meth:`Reader.begin_read` began; ends by itself."""
+
+    def __init__(
+        self,
+        core: "PageReader",
+        files: NDArray[np.int32],
+        offsets: NDArray[np.int64],
+        length: int,
+        out: NDArray[np.uint8],
+    ) -> None:
+        assert backend.core is not None
+        self._reader = core
+        self._core = backend.core.PendingRead(reader=core, files=files, offsets=offsets, length=length, out=out)
+        self.done: Callable[[], bool] = self._core.done
+
+    @property
+    def seconds(self) -> float:
+        """How long it took."""
+        return self._core.seconds
+
+    def exception(self) -> Exception | None:
+        """Wait for its end; return the error that `Reader.read` would raise."""
+        fault = self._core.wait()
+        try:
+            if fault is not None:
+                raise_fault(fault, self._reader.engine)
+        except Exception as error:
+            return error
+        return None
 
 
 class Reader(Closing):
@@ -338,6 +370,26 @@ class Reader(Closing):
                 )
             )
         return out
+
+    def begin_read(
+        self, files: NDArray[np.int32], offsets: NDArray[np.int64], length: int, out: NDArray[np.uint8]
+    ) -> "PendingRead | None":
+        """Begin to read as :meth:`read` does, on a thread that needs no Python; None where there is none.
+
+        Parameters
+        ----------
+        files, offsets, length, out
+            As of :meth:`read`, at least one range; to be left alone until the read has ended.
+
+        Returns
+        -------
+        PendingRead
+            Its `exception` is the error that :meth:`read` would raise.
+        """
+        core = self.compiled
+        if core is None or self._page_sources:
+            return None
+        return PendingRead(core, files, offsets, length, out)
 
     def run(self, call: Callable[[], Fault | None]) -> None:
         """Make a call of the core; make it again where it met a damaged page that its source can bring once more."""

@@ -92,6 +92,8 @@ class LogIndex:
 
     def places(self, keys: Ints) -> Ints:
         """Return the place of each key, -1 for none."""
+        if isinstance(self._slots, _EveryKey) and len(keys) and keys.view(np.uint64).max() < len(self._places):
+            return self._places[keys] - 1  # a negative key is a large one here
         slots = self._slots.find(keys)
         # Slot -1 belongs to another key, so its place does not count.
         return np.where(slots >= 0, self._places[slots] - 1, -1)

@@ -26,7 +26,7 @@ from memhier.store.store import SegmentInfo, Store
 from memhier.store.transaction import Transaction
 
 if TYPE_CHECKING:
-    from memhier.io.reader import Reader
+    from memhier.io.reader import PendingRead, Reader
 
 __all__ = ["Bytes", "Flags", "FoundRecords", "Ints", "Log", "LogOptions", "RecordFormat"]
 
@@ -257,6 +257,16 @@ class Log:
             in_tail = there & self._in_tail_locked(slots, offsets)
             copied = self.format.copy(self.tail, offsets[in_tail], lengths[in_tail]) if in_tail.any() else None
             return FoundRecords(there, in_tail, copied, self.table.handles[slots], offsets, lengths)
+
+    def begin_read(self, keys: Ints, out: Bytes) -> "PendingRead | None":
+        """Begin to read records of one width; None where not all lie in files, or the reader cannot."""
+        self.check_open()
+        with self.lock:
+            places = self.index.places(keys)
+            slots, offsets = slot_of(places), offset_of(places)
+            if not len(keys) or places.min() < 0 or (self.fresh and self._in_tail_locked(slots, offsets).any()):
+                return None
+            return self.reader.begin_read(self.table.handles[slots], offsets, self.format.record_bytes, out)
 
     def contains(self, keys: Ints) -> Flags:
         """Return whether each key has a record."""

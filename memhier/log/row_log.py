@@ -17,7 +17,7 @@ from memhier.shield import shielded
 from memhier.store.store import Store
 
 if TYPE_CHECKING:
-    from memhier.io.reader import Reader
+    from memhier.io.reader import PendingRead, Reader
 
 __all__ = ["RowFormat", "RowLog"]
 
@@ -206,3 +206,15 @@ class RowLog(RecordLog):
             if found.copied is not None:
                 out[found.in_tail] = found.copied
         return out, found.there
+
+    def begin_read(self, keys: Ints, out: Bytes) -> "PendingRead | None":
+        """Begin to read rows, on a thread of the reader; None where :meth:`read` has to do it.
+
+        Parameters
+        ----------
+        keys
+            int64 [n].
+        out
+            uint8 [n, row_bytes], C-contiguous, to be left alone until the read has ended.
+        """
+        return self.log.begin_read(keys, out)

@@ -37,7 +37,7 @@ from memhier.recsys.replay.storage.storage import KIND, META, Storage
 from memhier.recsys.replay.stored import StoredSamples
 from memhier.recsys.replay.streams import Purpose, Uniforms, stream
 from memhier.recsys.replay.swapper import Swapper
-from memhier.shield import caller, close_made, shielded, shielded_giving, shielded_init
+from memhier.shield import after_shielded, caller, close_made, shielded, shielded_giving, shielded_init
 from memhier.store.store import Finding, Store, Transfer
 from memhier.store.way_back import go_back
 
@@ -453,7 +453,7 @@ class CarouselBuffer(Closing):
             raise ValueError("labels: the samples before had none; give labels to all samples, or same_class=False")
         return marks
 
-    @shielded
+    @after_shielded
     def sample(self, n: int, out: Batch | Mapping[str, Any] | None = None, *, balanced: bool = False) -> Batch:
         """Draw distinct samples from memory, each slot equally likely; or as many of each label.
 
@@ -487,18 +487,18 @@ class CarouselBuffer(Closing):
             raise ValueError(f"n={n}: expected 0 or more")
         count = self._placement.count
         if balanced and count:
-            slots, weights = self._balanced(n)
             batch = room(self._settings.schema, out, n)
-            batch.slots[:], batch.weights = slots, weights
-            self._settings.encoding.fill_batch(batch, partial(self._memory.read, batch.slots))
-            return batch
-        n = min(n, count)
-        batch = room(self._settings.schema, out, n)
-        batch.weights = None
-        self._placement.order.take(self._draws.distinct(n, count), out=batch.slots, mode="clip")
+            batch.slots[:], batch.weights = self._balanced(n)
+        else:
+            n = min(n, count)
+            batch = room(self._settings.schema, out, n)
+            batch.weights = None
+            # An interrupt finds this draw made, or not begun.
+            self._placement.order.take(self._draws.distinct(n, count), out=batch.slots, mode="clip")
         self._settings.encoding.fill_batch(batch, partial(self._memory.read, batch.slots))
         return batch
 
+    @shielded
     def _balanced(self, n: int) -> tuple[Ints, NDArray[np.float64]]:
         """Draw slots so that every label has its share; return them and their weights."""
         slots = self._placement.occupied()

@@ -262,17 +262,11 @@ class Pool:
         every = len(self.positions)
         if 8 * self._size < every or count > self._size // 2:
             return random.permutation(self.positions[self.outside(self.positions)])[:count]
-        # A few at a time, and so with numbers of Python: small arrays cost more.
         drawn: dict[int, None] = {}
-        position_at, slot_at = self.positions.item, self._slots.item
         while len(drawn) < count:
-            for number in random.random(2 * (count - len(drawn)) + 4).tolist():
-                position = position_at(int(number * every))
-                if slot_at(position) < 0:
-                    drawn[position] = None
-                    if len(drawn) == count:
-                        break
-        return np.fromiter(drawn, np.int64, count)
+            some = self.positions[(random.random(2 * (count - len(drawn)) + 4) * every).astype(np.int64)]
+            drawn.update(dict.fromkeys(some[self.outside(some)].tolist()))
+        return np.array([*drawn][:count], np.int64)
 
 
 class SwapPolicy(Protocol):

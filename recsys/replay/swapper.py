@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memhier.errors import CorruptionError
+from memhier.io.reader import PendingRead
 from memhier.recsys.replay.ahead import BatchQueue
 from memhier.recsys.replay.batch import Batch
 from memhier.recsys.replay.placement.memory import Memory, most_blocks
@@ -21,7 +22,7 @@ from memhier.recsys.replay.schema import Columns
 from memhier.recsys.replay.settings import BufferSettings
 from memhier.recsys.replay.storage.index import SLOTS
 from memhier.recsys.replay.storage.storage import Storage
-from memhier.recsys.replay.streams import Purpose, stream
+from memhier.recsys.replay.streams import Purpose, Streams, stream
 
 __all__ = ["Swap", "Swapper"]
 
@@ -56,7 +57,7 @@ class Swap:
     positions: Ints
     columns: Columns
     room: Columns
-    read: "Future[None] | None" = None
+    read: "PendingRead | Future[None] | None" = None
     late: dict[int, Columns] = field(default_factory=dict)
 
 
@@ -96,6 +97,7 @@ class Swapper:
         if isinstance(settings.policy, DeckSwap):
             placement.entered = self._entered
         self._thread: ThreadPoolExecutor | None = None
+        self._random = Streams(settings.seed, Purpose.SWAP)
         self._spare: list[Columns] = []
         self._pid = os.getpid()
         self._last_boundary = time.perf_counter()
@@ -147,18 +149,29 @@ class Swapper:
             positions = decisions.positions[kept]
             if self._placement.limit is not None:
                 self._ahead.replaced(positions)
-            self._storage.append(positions, columns if len(kept) == len(labels) else _chosen(columns, kept))
+            if len(kept) == len(labels) <= self._storage.together:
+                self._storage.append(positions, columns)
+            else:
+                for some in self._pieces(len(kept)):
+                    self._storage.append(positions[some], _chosen(columns, kept[some]))
         slots: Ints = np.empty(len(labels), np.int64)
         slots.fill(-1)
         if decisions.writes:
             where, taken = np.array([*decisions.writes.items()], np.int64).T
-            back = self._storage.round_trip(_chosen(columns, taken))
-            stays = self._put(where, back, labels[taken], ids[taken])
-            slots[taken[stays]] = where[stays]
+            # Which samples leave if blocks are too few depends on all that come.
+            for some in self._pieces(len(taken)) if self._memory.blocks is None else [slice(None)]:
+                back = self._storage.round_trip(_chosen(columns, taken[some]))
+                stays = self._put(where[some], back, labels[taken[some]], ids[taken[some]])
+                slots[taken[some][stays]] = where[some][stays]
         for position, sample in decisions.late.items():
             # A copy: the caller may use its arrays again before the swap arrives.
             self._arrive_late(position, self._storage.round_trip(_chosen(columns, [sample])))
         return slots
+
+    def _pieces(self, count: int) -> list[slice]:
+        """Return the parts of so many samples that are copied together, so that a large call takes no more memory."""
+        together = self._storage.together
+        return [slice(start, start + together) for start in range(0, count, together)]
 
     def _put(self, slots: Ints, columns: Columns, labels: Ints, ids: Ints) -> NDArray[np.bool_]:
         """Write samples into slots that are said to show them; return which have stayed, bool [n].
@@ -246,9 +259,7 @@ class Swapper:
 
         Swaps that are under way and bring them back have read them before.
         """
-        together = self._storage.together
-        for start in range(0, len(slots), together):
-            some = slice(start, start + together)
+        for some in self._pieces(len(slots)):
             columns = {name: self._memory.views[name][slots[some]] for name in self._schema.mutable}
             self._storage.append_side(positions[some], columns)
             for index, position in enumerate(positions[some].tolist()):
@@ -301,6 +312,8 @@ class Swapper:
     def _take_back(self, slots: Ints, positions: Ints) -> Ints:
         """Write back the samples that slots lose to positions; return the other slots that show these."""
         elsewhere = self._placement.shown_elsewhere(slots, positions)
+        if not self._schema.mutable:
+            return elsewhere
         stale = np.concatenate([slots, elsewhere])
         stale = stale[self._placement.refreshed[stale]]
         if len(stale):
@@ -357,23 +370,23 @@ class Swapper:
         """Choose the samples that leave and those that come in, and begin to read these."""
         policy, placement = self._settings.policy, self._placement
         assert policy is not None
-        known = slots < len(placement.planned)
-        if not known.all():
+        if self._ahead.asked:  # else the batch was drawn from the slots that there are
+            known = slots < len(placement.planned)
             slots, ids, scores = slots[known], ids[known], None if scores is None else scores[known]
         if len(set(slots.tolist())) < len(slots):
             distinct = np.sort(np.unique(slots, return_index=True)[1])
             slots, ids, scores = slots[distinct], ids[distinct], None if scores is None else scores[distinct]
-        swapped = placement.swapped[slots]
+        swapped, planned = placement.swapped[slots], placement.planned[slots]
         # A slot whose swap has not arrived yet, or only now, was not used with the sample that is in it.
         free = (swapped < 0) | (swapped + self._settings.delay < self.step)
-        free &= placement.planned[slots] >= 0
+        free &= planned >= 0
         if scores is not None:
             # Scores are those of a sample: they do not judge one that has taken its place.
             free &= self._memory.ids[slots] == ids
             scores = scores[free]
         slots, swapped = slots[free], swapped[free]
-        random = stream(self._settings.seed, Purpose.SWAP, self.step)
-        labels, groups = placement.labels_and_groups(placement.planned[slots])
+        random = self._random.at(self.step)
+        labels, groups = placement.labels_and_groups(planned[free])
         chosen = policy.victims(Used(groups, labels, swapped, scores), swaps(policy.ratio, len(slots)), random)
         leaving, entering = self._incoming(slots[chosen], self._mixed(groups[chosen], random), random)
         self.at_odds = True
@@ -411,6 +424,8 @@ class Swapper:
         for group, of_group in of_groups.items():
             pool = Pool(self._placement, group)
             drawn = self._settings.policy.incoming(pool, min(len(of_group), len(pool)), random)
+            if len(drawn) == len(slots):  # of the one group that there is
+                return slots, np.asarray(drawn, np.int64)
             entering[of_group[: len(drawn)]] = drawn
         there = entering >= 0
         return slots[there], entering[there]
@@ -443,9 +458,11 @@ class Swapper:
             return
         room = self._room(len(slots))
         swap = Swap(step, slots, positions, _chosen(room, slice(len(slots))), room)
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, "carousel")
-        swap.read = self._thread.submit(self._read, swap)
+        swap.read = self._storage.begin_read(positions, swap.columns)
+        if swap.read is None:
+            if self._thread is None:
+                self._thread = ThreadPoolExecutor(1, "carousel")
+            swap.read = self._thread.submit(self._read, swap)
         self.under_way.append(swap)
 
     def _readable(self) -> int:
@@ -504,15 +521,15 @@ class Swapper:
         slots, positions = swap.slots[there], swap.positions[there]
         self._storage.settle(positions)
         room = self._room(count)
-        part = Swap(swap.step, slots, positions, _chosen(room, slice(len(slots))), room, Future())
+        read: Future[None] = Future()
+        part = Swap(swap.step, slots, positions, _chosen(room, slice(len(slots))), room, read)
         self.under_way.appendleft(part)
-        assert part.read is not None
         try:
             self._read(part)
         except BaseException as error:
-            part.read.set_exception(error)
+            read.set_exception(error)
         else:
-            part.read.set_result(None)
+            read.set_result(None)
 
     def _put_in_place(self, swap: Swap) -> BaseException | None:
         """Put a swap in place that was read, as far as it could be; return the first failure."""
@@ -520,26 +537,27 @@ class Swapper:
         # Samples that nothing has come before.
         wanted: NDArray[np.bool_] = self._placement.planned[swap.slots] == swap.positions
         wanted &= (self._placement.visible[swap.slots] != swap.positions) & (swap.positions >= 0)
-        readable: NDArray[np.bool_] = wanted
+        self.at_odds = True
         if error is not None:
             readable, failure = self._read_one_by_one(swap, wanted)
-        self.at_odds = True
-        for slot in swap.slots[wanted & ~readable].tolist():
-            self._placement.keep_shown(slot)
-        self._install(swap, np.flatnonzero(wanted & readable))
+            for slot in swap.slots[wanted & ~readable].tolist():
+                self._placement.keep_shown(slot)
+            wanted &= readable
+        self._install(swap, wanted.nonzero()[0])
         return failure
 
     def _outcome(self, swap: Swap) -> BaseException | None:
         """Wait until a swap was read; return the error of the read."""
         assert swap.read is not None
-        if swap.read.done():
-            return swap.read.exception()
+        ready = swap.read.done()
         start = time.perf_counter()
-        self.stalls += 1
-        try:
-            return swap.read.exception()
-        finally:
+        error = swap.read.exception()
+        if not ready:
+            self.stalls += 1
             self.stall_s += time.perf_counter() - start
+        if isinstance(swap.read, PendingRead):
+            self.read_s += swap.read.seconds
+        return error
 
     def _install(self, swap: Swap, index: Ints) -> None:
         slots, positions = swap.slots[index], swap.positions[index]

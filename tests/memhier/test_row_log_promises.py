@@ -424,3 +424,34 @@ def test_no_key_is_missed_in_the_count_while_a_thread_moves_its_row(
             for _ in range(50):
                 assert len(log) == 100
                 time.sleep(0.0005)
+
+
+def test_a_read_that_was_begun_is_as_any_other(tmp_path: Path) -> None:
+    rows = np.arange(200 * 3000, dtype=np.uint32).astype(np.uint8).reshape(200, 3000)
+    with (
+        Store.create(tmp_path / "s", KIND) as store,
+        Reader() as reader,
+        RowLog(store, "rows", 3000, reader, 1000) as log,
+    ):
+        log.append(np.arange(200), rows)
+        log.commit()
+        keys, out = np.array([150, 3, 199, 3]), np.zeros((4, 3000), np.uint8)
+        pending = log.begin_read(keys, out)
+        if reader.compiled is None:
+            assert pending is None
+            return
+        assert pending is not None
+        assert pending.exception() is None
+        assert pending.done()
+        assert (out == rows[keys]).all()
+        assert log.begin_read(np.array([3, 777]), out[:2]) is None  # there is no such row
+        log.append(np.array([5]), rows[:1])
+        assert log.begin_read(np.array([3, 5]), out[:2]) is None  # it is in the tail
+        file = max(tmp_path.glob("s/segments/*"), key=lambda path: path.stat().st_size)
+        with file.open("r+b") as damaged:
+            damaged.seek(150 * 3000)
+            damaged.write(b"\xff\x00" * 1500)
+        pending = log.begin_read(np.array([150]), out[:1])
+        assert pending is not None
+        assert isinstance(pending.exception(), CorruptionError)
+        del pending

@@ -1,5 +1,6 @@
 """A memory budget in bytes holds the whole buffer: buffers and the index of storage leave the rest to slots."""
 
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -110,3 +111,18 @@ def test_another_storage_leaves_memory_other_slots(tmp_path: Path) -> None:
             buffer.resize(storage=1_000_000)
         buffer.resize(memory=30)
         assert buffer.capacity == 30
+
+
+def test_large_additions_copy_some_samples_at_a_time(tmp_path: Path) -> None:
+    images = np.arange(1024 * 3072, dtype=np.uint8).reshape(1024, 3072)
+    with CarouselBuffer(tmp_path / "b", memory="4MiB", storage=2000, schema={"x": ("uint8", 3072)}) as buffer:
+        buffer.add({"x": images}, labels=np.zeros(1024, np.int64))
+        tracemalloc.start()
+        try:
+            for _ in range(3):
+                before = tracemalloc.get_traced_memory()[0]
+                tracemalloc.reset_peak()
+                buffer.add({"x": images}, labels=np.zeros(1024, np.int64))
+                assert tracemalloc.get_traced_memory()[1] - before < images.nbytes // 2
+        finally:
+            tracemalloc.stop()

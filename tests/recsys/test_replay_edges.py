@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from memhier.errors import ClosedError, CorruptionError
+from memhier.io.reader import PendingRead
 from memhier.log.record_log import committed_keys
 from memhier.recsys.replay import CarouselBuffer, ClassBalanced, DeckSwap, Field, GateSwap, RandomSwap, StoredSamples
 from memhier.recsys.replay.placement.placement import Placement
@@ -69,6 +70,7 @@ def test_a_swap_whose_wait_was_interrupted_arrives_later(tmp_path: Path, monkeyp
         with monkeypatch.context() as patch:
             patch.setattr(Future, "done", lambda _: False)
             patch.setattr(Future, "exception", interrupt)
+            patch.setattr(PendingRead, "exception", interrupt)
             with pytest.raises(KeyboardInterrupt):
                 buffer.feedback([])
         assert buffer.reader().ids()[used.slots].tolist() == used.ids.tolist()

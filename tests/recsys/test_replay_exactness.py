@@ -35,6 +35,10 @@ class DictStorage:
     def __init__(self) -> None:
         self.samples: dict[int, int] = {}
         self.buffers = Buffers()
+        self.together = 1024
+
+    def begin_read(self, positions: Any, out: Any) -> None:
+        """Leave it to `read_settled`."""
 
     def append(self, positions: np.ndarray, columns: dict[str, np.ndarray]) -> None:
         self.samples.update(zip(positions.tolist(), columns["x"].tolist(), strict=True))

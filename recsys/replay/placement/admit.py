@@ -149,19 +149,19 @@ class Reservoir:
         if appended:
             self._append(placement, decisions, uniforms[:appended], labels[:appended], ids[:appended])
         if appended < len(labels):
-            rest = np.arange(appended, len(labels))
-            samples, positions = self._replaced(placement, uniforms, before, rest)
+            samples, positions = self._replaced(placement, uniforms, before, appended)
             if len(samples):
                 placement.replace(decisions, samples, positions, labels[samples], ids[samples])
         return decisions
 
     def _replaced(
-        self, placement: Placement, uniforms: NDArray[np.float64], before: int, rest: Ints
+        self, placement: Placement, uniforms: NDArray[np.float64], before: int, first: int
     ) -> tuple[Ints, Ints]:
-        """Return the samples of `rest` that replace others, in order, and the positions that they take."""
-        targets = (uniforms[rest, 0] * (before + rest + 1)).astype(np.int64)
-        kept = targets < placement.members.size
-        return rest[kept], targets[kept]
+        """Return the samples from `first` on that replace others, in order, and the positions that they take."""
+        came = np.arange(before + first + 1, before + len(uniforms) + 1)
+        targets = (uniforms[first:, 0] * came).astype(np.int64)
+        kept = (targets < placement.members.size).nonzero()[0]
+        return kept + first, targets[kept]
 
     def _append(
         self, placement: Placement, decisions: Decisions, uniforms: NDArray[np.float64], labels: Ints, ids: Ints
@@ -205,8 +205,9 @@ class Ring(Reservoir):
     name = "ring"
 
     def _replaced(
-        self, placement: Placement, uniforms: NDArray[np.float64], before: int, rest: Ints
+        self, placement: Placement, uniforms: NDArray[np.float64], before: int, first: int
     ) -> tuple[Ints, Ints]:
+        rest = np.arange(first, len(uniforms))
         return rest, placement.next_oldest(len(rest))
 
 

@@ -51,8 +51,9 @@ class Memory:
     def _adopt(self, slab: Slab) -> None:
         self.slab = slab
         self._bounds: dict[str, slice] = {}  # of each column in the slab, in bytes
-        # Each column as opaque items of the size of a value, and as values.
+        # Each column as opaque items of the size of a value, to read and to write, and as values.
         self._items: dict[str, NDArray[Any]] = {}
+        self._targets: dict[str, NDArray[Any]] = {}
         self.views: Columns = {}
         flat = slab.rows.reshape(-1)
         start = 0
@@ -103,11 +104,10 @@ class Memory:
 
     def read(self, slots: Ints, out: Batch) -> None:
         """Copy samples out, into contiguous arrays; slots must be in range."""
+        columns = {_LABEL: out.labels, _ID: out.ids, **out.data}
         for name, items in self._items.items():
-            if name.startswith(_HEAD):
-                continue
-            array = out.labels if name == _LABEL else out.ids if name == _ID else out.data[name]
-            items.take(slots, out=array.reshape(-1).view(items.dtype), mode="clip")
+            if not name.startswith(_HEAD):
+                items.take(slots, out=columns[name].reshape(-1).view(items.dtype), mode="clip")
         if self.blocks is not None:
             for name in self.schema.means:
                 array = out.data[name]
@@ -147,12 +147,13 @@ class Memory:
         if labels is not None and ids is not None:
             values |= {_LABEL: labels, _ID: ids}
         with self.slab.writing(slots) as rows:
-            flat = rows.reshape(-1)
             if self.blocks is not None:
-                self._write_blocks(self.blocks, flat[self._pool], slots, values)
+                self._write_blocks(self.blocks, rows.reshape(-1)[self._pool], slots, values)
             for name, array in values.items():
-                view = self.views[name]
-                flat[self._bounds[name]].view(view.dtype).reshape(view.shape)[slots] = array
+                target = self._targets.get(name)
+                if target is None:
+                    target = self._targets[name] = rows.reshape(-1)[self._bounds[name]].view(self._items[name].dtype)
+                target[slots] = _as_items(array, self.views[name], target.dtype)
 
     def _write_blocks(self, blocks: Blocks, flat: NDArray[np.uint8], slots: Ints, values: Columns) -> None:
         """Move values that lie in blocks there; the numbers of their first blocks take their place."""
@@ -177,6 +178,11 @@ class Memory:
         for name in self.schema.means:
             zeros[name] = np.zeros((len(slots), 0), np.uint8)
         self.write(slots, zeros)
+
+
+def _as_items(array: NDArray[Any], column: NDArray[Any], item: np.dtype[Any]) -> NDArray[Any]:
+    """Return values for a column as opaque items: numpy moves them whole, sooner than it moves values of some axes."""
+    return np.ascontiguousarray(array, column.dtype).reshape(-1).view(item)
 
 
 def _fence() -> None:

@@ -489,9 +489,10 @@ class Placement:
 
         A slot keeps the sample that was to leave it if its swap comes to nothing.
         """
-        if not self._leaving:
+        numbers = positions.tolist()
+        if self._leaving.keys().isdisjoint(numbers):
             return np.empty(0, np.int64)
-        leaving = {self._leaving.get(position, -1) for position in positions.tolist()}
+        leaving = {self._leaving.get(position, -1) for position in numbers}
         return np.array(sorted(leaving - {-1, *slots.tolist()}), np.int64)
 
     # Admission.
@@ -561,9 +562,10 @@ class Placement:
 
     def note(self, decisions: Decisions, labels: Ints, times: Ints | int) -> None:
         """Note the labels of samples that storage keeps, and when they came: each one's Unix time, or one for all."""
-        kept = decisions.positions >= 0
-        moments = times if isinstance(times, int) else times[kept]
-        self.members.note(decisions.positions[kept], labels[kept], moments)
+        kept = (decisions.positions >= 0).nonzero()[0]
+        if len(kept):
+            moments = times if isinstance(times, int) else times[kept]
+            self.members.note(decisions.positions[kept], labels[kept], moments)
 
     def displace(self, decisions: Decisions, sample: int, position: int, label: int, id: int) -> None:
         """Let a sample take a position, which leaves memory."""
@@ -636,10 +638,11 @@ class Placement:
     def plan_swaps(self, slots: Ints, positions: Ints) -> None:
         """Decide the next positions of distinct slots, each of which has a position planned and visible."""
         old = self.planned[slots]
-        leaving, coming = self.members.groups_at(old), self.members.groups_at(positions)
-        for index in np.flatnonzero(leaving != coming).tolist():
-            self._count(int(leaving[index]), int(slots[index]), -1)
-            self._count(int(coming[index]), int(slots[index]), 1)
+        if self.members.by_class:
+            leaving, coming = self.members.groups_at(old), self.members.groups_at(positions)
+            for index in np.flatnonzero(leaving != coming).tolist():
+                self._count(int(leaving[index]), int(slots[index]), -1)
+                self._count(int(coming[index]), int(slots[index]), 1)
         self._slot_of[old] = -1
         self.planned[slots] = positions
         self._slot_of[positions] = slots
@@ -657,9 +660,10 @@ class Placement:
             self._leaving.pop(position, None)
         self.visible[slots] = positions
         self.refreshed[slots] = False
-        for slot in slots[self._rank[slots] >= self.count].tolist():
-            self._move(slot, self.count)
-            self.count += 1
+        if self.count < len(self.visible):
+            for slot in slots[self._rank[slots] >= self.count].tolist():
+                self._move(slot, self.count)
+                self.count += 1
         self._mark(slots)
 
     def hide(self, slots: Ints) -> None:

@@ -15,7 +15,7 @@ from memhier.errors import CorruptionError, FormatError
 from memhier.fields import described
 from memhier.files import Files
 from memhier.io.faults import is_unreadable
-from memhier.io.reader import Reader
+from memhier.io.reader import PendingRead, Reader
 from memhier.log.row_log import RowLog
 from memhier.log.samples import Samples
 from memhier.recsys.replay.codecs.encoding import Encoding
@@ -281,6 +281,13 @@ class Storage:
             self._read_rows(self.samples, self.format, positions, out)
         if self._side is not None:
             self._read_rows(self._side, self._side_format, positions, out)
+
+    def begin_read(self, positions: Ints, out: Columns) -> PendingRead | None:
+        """Begin to read samples at positions that were settled; None where `read_settled` has to do it."""
+        rows = self.format.in_place(out)
+        if rows is None or self._side is not None or not isinstance(self.samples, RowLog):
+            return None
+        return self.samples.begin_read(positions, rows)
 
     def _read_rows(self, log: RowLog, format: SampleCodec, positions: Ints, out: Columns) -> None:
         # A row of one plain field needs no room in between.

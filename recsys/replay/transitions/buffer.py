@@ -343,9 +343,11 @@ class TransitionBuffer(Closing):
         values = np.asarray(priorities, np.float64).reshape(-1)
         if len(which) != len(values):
             raise ValueError(f"priorities: expected one for each of the {len(which)} numbers, got {len(values)}")
-        if len(which) and (int(which.min()) < 0 or int(which.max()) >= self._stop):
+        if not len(which):
+            return 0
+        if which.view(np.uint64).max() >= self._stop:  # a negative number is a large one there
             raise ValueError(f"numbers: expected 0 to {self._stop - 1}, got {which.min()} to {which.max()}")
-        if not (np.isfinite(values) & (values >= 0)).all():
+        if not (values.min() >= 0 and values.max() < np.inf):
             at = int(np.flatnonzero(~(np.isfinite(values) & (values >= 0)))[0])
             raise ValueError(f"priorities[{at}]={values[at]}: expected a finite number of at least 0")
         return self._draws.update(which, values, self.oldest)

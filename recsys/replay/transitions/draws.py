@@ -77,7 +77,7 @@ class Prioritised:
         """Return the numbers of the sum tree for priorities, above zero."""
         with np.errstate(over="ignore", under="ignore"):
             powers = np.power(priorities + self.epsilon, self.alpha)
-        return np.clip(powers, _TINY, _HUGE).astype(np.float32)
+        return np.minimum(np.maximum(powers, _TINY), _HUGE).astype(np.float32)  # np.clip takes three times as long
 
 
 Draw = Uniform | Prioritised
@@ -183,11 +183,13 @@ class Draws:
         assert isinstance(self.draw, Prioritised)
         assert self.tree is not None
         slots = numbers % self.capacity
-        kept = (numbers >= oldest) & (self.tree.leaves[slots] > 0)
-        if kept.any():
-            self.largest = max(self.largest, float(priorities[kept].max()))
-            self.tree.set(slots[kept], self.draw.leaves(priorities[kept]))
-        return int(np.count_nonzero(kept))
+        kept = ((numbers >= oldest) & (self.tree.leaves[slots] > 0)).nonzero()[0]
+        if len(kept) < len(slots):
+            slots, priorities = slots[kept], priorities[kept]
+        if len(kept):
+            self.largest = max(self.largest, float(priorities.max()))
+            self.tree.set(slots, self.draw.leaves(priorities))
+        return len(kept)
 
     def _new_leaf(self) -> np.float32:
         if isinstance(self.draw, Uniform):

@@ -65,6 +65,7 @@ void Context::reset() {
 
 std::optional<Fault> Context::read_window(const Batch& batch, std::size_t start, ReadTally& tally) {
   assert(free_ios_.size() == ios_.size());
+  reset();  // in order, so that neighbouring pages land side by side: a read of one part need not look up its pages
   batch_ = &batch;
   lands_in_rows_ = batch.out != nullptr && batch.length >= kPageBytes;
   fault_ = plan_window(batch, start);

@@ -16,6 +16,7 @@
 #include "bind/array.hpp"
 #include "bind/module.hpp"
 #include "io/pool.hpp"
+#include "io/worker.hpp"
 #include "rank/postings.hpp"
 #include "rank/rank_arguments.hpp"
 #include "rank/rounds.hpp"
@@ -175,6 +176,8 @@ struct PostingRequest {
 
 class PageReader {
  public:
+  friend class PendingRead;
+
   PageReader(std::string engine, unsigned depth)
       : wanted_(std::move(engine)), depth_(depth), table_(std::make_shared<Table>()) {
     make_pool();
@@ -236,9 +239,7 @@ class PageReader {
       nb::gil_scoped_release released;
       fault = run(*table, batch, done);
     }
-    ++calls_;
-    requests_ += count;
-    done_ += done;
+    count_call(count, done);
     if (tally) (*tally)[0] += done;
     if (PyErr_Occurred() != nullptr) throw nb::python_error();
     return describe(fault);
@@ -375,9 +376,7 @@ class PageReader {
       nb::gil_scoped_release released;
       fault = memhier::mark_rows(of.on(words), batches_on(*table, held.get(), requests, done));
     }
-    ++calls_;
-    requests_ += requests;
-    done_ += done;
+    count_call(requests, done);
     if (PyErr_Occurred() != nullptr) throw nb::python_error();
     if (fault && fault->kind == Fault::Kind::layout) fault->source = table->sources[static_cast<std::size_t>(of.file)];
     return describe(fault);
@@ -400,7 +399,8 @@ class PageReader {
 
   std::size_t memory_bytes() const {
     // A pool from before a fork is the parent's memory, and its lock may be held by a thread that is not here.
-    return table_bytes() + pool_bytes() + (pool_->made_here() ? pool_->memory_bytes() : 0);
+    return table_bytes() + pool_bytes() +
+           (pool_->made_here() ? pool_->memory_bytes() + background_->memory_bytes() : 0);
   }
 
   std::size_t pool_bytes() const { return held_ != nullptr && pool_->made_here() ? held_->bytes() : 0; }
@@ -453,9 +453,7 @@ class PageReader {
       nb::gil_scoped_release released;
       fault = work(batches_on(*table, held.get(), requests, done));
     }
-    ++calls_;
-    requests_ += requests;
-    done_ += done;
+    count_call(requests, done);
     tally[0] += done;
     if (PyErr_Occurred() != nullptr) throw nb::python_error();
     return describe(fault);
@@ -473,6 +471,12 @@ class PageReader {
       }
       return run(table, reads, done);
     };
+  }
+
+  void count_call(std::size_t requests, const ReadTally& done) {
+    ++calls_;
+    requests_ += requests;
+    done_ += done;
   }
 
   // Runs without the GIL, and takes it between windows to see whether a signal wants the call to end.
@@ -537,6 +541,7 @@ class PageReader {
   void make_pool() {
     try {
       pool_ = std::make_unique<Pool>(wanted_, depth_);
+      background_ = std::make_unique<Background>();
     } catch (const std::system_error& error) {
       raise_os_error(error);
     }
@@ -566,6 +571,7 @@ class PageReader {
   void forget_parents_pool() {
     if (!pool_ || pool_->made_here()) return;
     static_cast<void>(pool_.release());
+    static_cast<void>(background_.release());
     if (held_ != nullptr) static_cast<void>(new std::shared_ptr<BufferPool>(std::move(held_)));
   }
 
@@ -573,11 +579,87 @@ class PageReader {
   const unsigned depth_;
   std::shared_ptr<const Table> table_;
   std::unique_ptr<Pool> pool_;
+  std::unique_ptr<Background> background_;
   std::shared_ptr<BufferPool> held_;  // null: no page is held
   std::size_t pages_held_ = 0;        // at most
   std::int64_t files_held_ = 0, hits_before_ = 0;
   std::uint64_t calls_ = 0, requests_ = 0;
   ReadTally done_;
+};
+
+// A read that a thread of the reader makes, without the GIL. Python keeps the reader at least as long, and calls from
+// one thread.
+class PendingRead {
+ public:
+  PendingRead(PageReader& reader, Array<const std::int32_t, 1> files, Array<const std::int64_t, 1> offsets,
+              std::size_t length, Array<std::byte> out)
+      : reader_(reader), files_(std::move(files)), offsets_(std::move(offsets)), out_(std::move(out)) {
+    const std::size_t count = offsets_.size();
+    require(length > 0 && count > 0 && count <= UINT32_MAX, "length, offsets: at least 1; offsets: fewer than 2**32");
+    require(files_.size() == count, "files: one int32 per offset");
+    require(out_.bytes() / length == count && out_.bytes() % length == 0, "out: length bytes per offset");
+    reader_.make_pool_after_fork();
+    table_ = reader_.table_;
+    require(!table_->partial, "files: all of them whole");
+    held_ = reader_.held_;
+    batch_ = {table_->sources, files_.data(), 0,       offsets_.data(), count,
+              length,          out_.data(),   nullptr, nullptr,         held_.get()};
+    job_.work = [this, &pool = *reader_.pool_] { read(pool); };
+    try {
+      reader_.background_->post(job_);
+    } catch (const std::system_error& error) {
+      raise_os_error(error);
+    }
+  }
+  PendingRead(const PendingRead&) = delete;
+  PendingRead& operator=(const PendingRead&) = delete;
+  ~PendingRead() { end(); }
+
+  bool done() const { return job_.done.load(); }
+  double seconds() const { return seconds_; }
+
+  std::optional<Description> wait() {
+    end();
+    return describe(fault_);
+  }
+
+ private:
+  void read(Pool& pool) {
+    const auto start = Clock::now();
+    const Pool::Loan context(pool);
+    if (!context) fault_ = Fault{Fault::Kind::closed};
+    for (std::size_t at = 0; at < batch_.count && !fault_; at += context->window())
+      fault_ = context->read_window(batch_, at, tally_);
+    seconds_ = std::chrono::duration<double>(Clock::now() - start).count();
+  }
+
+  void end() {
+    if (ended_) return;
+    ended_ = true;
+    if (owner_ != ::getpid()) {  // the thread is the parent's
+      fault_ = Fault{Fault::Kind::closed};
+      return;
+    }
+    if (!done()) {
+      nb::gil_scoped_release released;
+      reader_.background_->wait(job_);
+    }
+    reader_.count_call(batch_.count, tally_);
+  }
+
+  PageReader& reader_;
+  const Array<const std::int32_t, 1> files_;
+  const Array<const std::int64_t, 1> offsets_;
+  const Array<std::byte> out_;
+  const pid_t owner_ = ::getpid();
+  std::shared_ptr<const Table> table_;
+  std::shared_ptr<BufferPool> held_;
+  Batch batch_;
+  ReadTally tally_;
+  std::optional<Fault> fault_;
+  double seconds_ = 0;
+  bool ended_ = false;
+  Background::Job job_;
 };
 
 }  // namespace
@@ -606,8 +688,15 @@ void register_reader(nb::module_& m) {
                     std::vector<std::int64_t>, std::vector<std::int64_t>, bool, std::int64_t>(),
            nb::kw_only(), "file"_a, "end"_a, "directory"_a, "count"_a, "items"_a, "ends"_a, "filters"_a, "floats"_a,
            "start"_a);
-  nb::class_<PageReader>(m, "PageReader")
-      .def(nb::init<std::string, unsigned>(), nb::kw_only(), "engine"_a, "depth"_a)
+  auto reader = nb::class_<PageReader>(m, "PageReader");
+  nb::class_<PendingRead>(m, "PendingRead")
+      .def(nb::init<PageReader&, Array<const std::int32_t, 1>, Array<const std::int64_t, 1>, std::size_t,
+                    Array<std::byte>>(),
+           nb::keep_alive<1, 2>(), nb::kw_only(), "reader"_a, "files"_a, "offsets"_a, "length"_a, "out"_a)
+      .def("done", &PendingRead::done)
+      .def("wait", &PendingRead::wait)
+      .def_prop_ro("seconds", &PendingRead::seconds);
+  reader.def(nb::init<std::string, unsigned>(), nb::kw_only(), "engine"_a, "depth"_a)
       .def("add", &PageReader::add, nb::kw_only(), "fd"_a, "direct"_a, "drops_cache"_a, "length"_a,
            "checksums"_a.none(), "file"_a, "source"_a.none() = nb::none(), "held"_a = false)
       .def("extend", &PageReader::extend, nb::kw_only(), "handle"_a, "direct"_a, "drops_cache"_a, "length"_a,

@@ -1,7 +1,4 @@
 // A pool of threads that call preadv, for systems and files without asynchronous reads.
-#include <pthread.h>
-#include <signal.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <condition_variable>
@@ -10,31 +7,11 @@
 
 #include "io/engine.hpp"
 #include "io/system.hpp"
+#include "io/worker.hpp"
 
 namespace memhier {
 
 class ThreadEngine;
-
-// Joins itself. std::thread would map 8 MiB of stack for a loop around one system call.
-class Worker {
- public:
-  static constexpr std::size_t kStackBytes = 256 << 10;
-
-  Worker(void* (*body)(void*), void* argument) {
-    pthread_attr_t attributes;
-    pthread_attr_init(&attributes);
-    pthread_attr_setstacksize(&attributes, kStackBytes);
-    const int error = pthread_create(&thread_, &attributes, body, argument);
-    pthread_attr_destroy(&attributes);
-    if (error != 0) fail(error, "pthread_create");
-  }
-  Worker(const Worker&) = delete;
-  Worker& operator=(const Worker&) = delete;
-  ~Worker() { pthread_join(thread_, nullptr); }
-
- private:
-  pthread_t thread_;
-};
 
 class ThreadPool {
  public:
@@ -52,25 +29,18 @@ class ThreadPool {
   // Returns 0, or why not even one thread could be started.
   int submit(const std::vector<Io*>& reads, ThreadEngine& engine);
   std::size_t memory_bytes() const;
-  std::size_t planned_bytes() const { return threads_max_ * kTouchedStackBytes; }
+  std::size_t planned_bytes() const { return threads_max_ * Worker::kTouchedBytes; }
 
  private:
   // More in flight than this gained nothing on the devices measured, and each costs a switch per read.
   static constexpr unsigned kThreadsMax = 64;
-  static constexpr std::size_t kTouchedStackBytes = 2 * kPageBytes;  // the part of its stack that a thread comes to use
 
   struct Task {
     Io* io;
     ThreadEngine* engine;
   };
 
-  static void* run(void* pool) {
-    sigset_t all;  // signals are for the threads that run Python
-    sigfillset(&all);
-    pthread_sigmask(SIG_BLOCK, &all, nullptr);
-    static_cast<ThreadPool*>(pool)->work();
-    return nullptr;
-  }
+  static void run(void* pool) { static_cast<ThreadPool*>(pool)->work(); }
   void work();
 
   const unsigned threads_max_;
@@ -148,7 +118,7 @@ int ThreadPool::submit(const std::vector<Io*>& reads, ThreadEngine& engine) {
 
 std::size_t ThreadPool::memory_bytes() const {
   const std::lock_guard lock(mutex_);
-  return workers_.size() * kTouchedStackBytes;
+  return workers_.size() * Worker::kTouchedBytes;
 }
 
 void ThreadPool::work() {
