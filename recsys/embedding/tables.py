@@ -470,7 +470,7 @@ class Tables:
             if ticket is None:
                 loans.release()
             raise
-        rows.loan = StepLoan(loans.loans, parts)
+        rows.loan = StepLoan.of(loans.loans, parts)
         before, self._refetches = self._refetches, sum(tier.refetches for tier in self._tiers)
         self._calm = self._calm + 1 if self._refetches == before else 0
 
@@ -488,7 +488,7 @@ class Tables:
         for group, (_, keys) in enumerate(parts):
             with self._in_own_words(group):
                 loans.append(self._tiers[group].lend(keys, again=True))
-        rows.loan = StepLoan(loans, parts)
+        rows.loan = StepLoan.of(loans, parts)
 
     @contextmanager
     def changing(self, rows: StepRows, floats: int = 0) -> Iterator[tuple[list[Floats], Floats]]:

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,13 +16,9 @@ __all__ = ["StepLoan", "StepTicket"]
 Floats = NDArray[np.float32]
 
 
+@dataclass(frozen=True, slots=True)
 class StepLoan:
     """Rows of a step that stay in their slots until the loan is released.
-
-    Parameters
-    ----------
-    loans, parts
-        Of each group: the loan of its rows, and their part of the step.
 
     Attributes
     ----------
@@ -29,33 +26,37 @@ class StepLoan:
         int64 [u]: the place of each row in the slab of its group.
     slabs
         All rows in DRAM of each group, read-only.
+    loans
+        Of each group.
     """
 
-    def __init__(self, loans: Sequence[Loan], parts: Sequence[Part]) -> None:
-        self.slots: Ints
-        self.slabs: list[NDArray[Any]] = [loan.rows for loan in loans]
-        self._loans = loans
+    slots: Ints
+    slabs: list[NDArray[Any]]
+    loans: Sequence[Loan]
+
+    @classmethod
+    def of(cls, loans: Sequence[Loan], parts: Sequence[Part]) -> Self:
+        """Return the loan of a step from those of each group, whose parts of the step these are."""
+        slabs = [loan.rows for loan in loans]
         if len(loans) == 1:
-            self.slots = loans[0].slots
-            return
-        self.slots = np.empty(sum(len(numbers) for _, numbers in parts), np.int64)
+            return cls(loans[0].slots, slabs, loans)
+        slots = np.empty(sum(len(numbers) for _, numbers in parts), np.int64)
         for loan, (places, _) in zip(loans, parts, strict=True):
-            self.slots[places] = loan.slots
+            slots[places] = loan.slots
+        return cls(slots, slabs, loans)
 
     def changing(self) -> AbstractContextManager[list[Floats]]:
         """Return a context that gives the slabs, writable; the block may change the lent rows. See `Loan.changing`."""
-        return changing(self._loans)
+        return changing(self.loans)
 
     def share(self, some: Ints | None = None) -> "StepLoan":
         """Return another loan, of all rows or of those of these places; all stay until both are released."""
-        other = StepLoan.__new__(StepLoan)
-        other.slots = self.slots if some is None else self.slots[some]
-        other.slabs, other._loans = self.slabs, [loan.share() for loan in self._loans]
-        return other
+        slots = self.slots if some is None else self.slots[some]
+        return StepLoan(slots, self.slabs, [loan.share() for loan in self.loans])
 
     def release(self) -> None:
         """Give the rows back. A second call does nothing."""
-        for loan in self._loans:
+        for loan in self.loans:
             loan.release()
 
 

@@ -67,7 +67,7 @@ class TierArguments:
     @cached_property
     def shares(self) -> list[int]:
         """The share of each group in the budget; BudgetError if there is no room for a row of each."""
-        found = self._shares()
+        found = self.possible_shares()
         if found is None:
             raise BudgetError(
                 f"dram={format_bytes(self.dram)}: too little for the logs and a row of each of {len(self.groups)} "
@@ -75,7 +75,8 @@ class TierArguments:
             )
         return found
 
-    def _shares(self) -> list[int] | None:
+    def possible_shares(self) -> list[int] | None:
+        """Return the shares, None if there is no room for a row of each group."""
         groups = self.groups
         if len(groups) == 1:
             return [self.dram]
@@ -85,7 +86,7 @@ class TierArguments:
     def _least_dram(self, fits: Callable[[list[int]], bool]) -> int:
         """Return a budget whose shares are enough."""
         dram = self.dram
-        while (shares := self.with_dram(dram)._shares()) is None or not fits(shares):
+        while (shares := self.with_dram(dram).possible_shares()) is None or not fits(shares):
             dram += dram // _GROWTH
         return dram
 
