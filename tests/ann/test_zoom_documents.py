@@ -210,10 +210,11 @@ class Life(RuleBasedStateMachine):
             assert self.index.memory_bytes <= self.index.stats()["planned_bytes"] <= 8 << 20
 
     def teardown(self):
+        if hasattr(self, "patch"):  # also after a build that failed
+            self.patch.undo()
         if hasattr(self, "index"):
             self.index.close()
             shutil.rmtree(self.folder)
-            self.patch.undo()
 
 
 TestLife = Life.TestCase

@@ -215,10 +215,11 @@ class Life(RuleBasedStateMachine):
             assert all(name in self.index for name in names)
 
     def teardown(self):
+        if hasattr(self, "patch"):  # also after a build that failed
+            self.patch.undo()
         if hasattr(self, "index"):
             self.index.close()
             shutil.rmtree(self.folder)
-            self.patch.undo()
 
 
 TestLife = Life.TestCase

@@ -176,7 +176,7 @@ class CodeBook:
         factors = units * _floats(self.ratios[0] + factor * self.ratios[1])
         head, tail = residuals[:, : len(self.alpha)], residuals[:, len(self.alpha) :]
         wrong = head - factors[:, None] * values
-        error = np.square(wrong) @ self.share[: len(self.alpha)] + np.square(tail) @ self.share[len(self.alpha) :]
+        error = _squares(wrong, self.share[: len(self.alpha)]) + _squares(tail, self.share[len(self.alpha) :])
         # Rounding errs as well: by little, but where a code is all but exact, as of one axis, it is the whole error.
         norms = np.maximum(np.sqrt(np.einsum("ij,ij->i", head, head)), np.float32(1e-30))
         aligned = np.abs(np.einsum("ij,ij->i", values, head)) / norms
@@ -372,6 +372,13 @@ def _with_ratios(book: CodeBook, residuals: Floats) -> CodeBook:
     return replace(book, ratios=np.array(scales, np.int32).ravel())
 
 
+def _squares(rows: Floats, share: Floats) -> Floats:
+    """Return the sums of squares of finite rows, each axis times its share, float32 ``[n]``."""
+    with np.errstate(invalid="ignore"):  # kernels of BLAS warn of values that they read beyond short rows
+        found: Floats = np.square(rows) @ share
+    return found
+
+
 def _relative(book: CodeBook, residuals: Floats) -> tuple[Floats, Floats]:
     """Return the factors above zero and the errors of residuals, relative to their length; without those of zero."""
     turned = book.turn(residuals)
@@ -380,7 +387,7 @@ def _relative(book: CodeBook, residuals: Floats) -> tuple[Floats, Floats]:
     coded = len(book.alpha)
     _, values, factors = book.fields_of(turned)
     wrong = turned[:, :coded] - factors[:, None] * values
-    error = np.square(wrong) @ book.share[:coded] + np.square(turned[:, coded:]) @ book.share[coded:]
+    error = _squares(wrong, book.share[:coded]) + _squares(turned[:, coded:], book.share[coded:])
     return factors[factors > 0] / norms[factors > 0], np.sqrt(error) / norms
 
 

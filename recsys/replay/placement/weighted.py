@@ -40,7 +40,7 @@ class Weighted(Reservoir):
     >>> with CarouselBuffer(path, memory=2, storage=50, schema=schema, admit=Weighted("loss")) as buffer:
     ...     x = np.arange(1000)
     ...     _ = buffer.add({"x": x, "loss": np.where(x < 10, 1000, 1).astype("float32")})
-    ...     np.count_nonzero(buffer.stored_ids() < 10)
+    ...     int((buffer.stored_ids() < 10).sum())
     10
     """
 
