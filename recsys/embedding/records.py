@@ -91,20 +91,21 @@ class TableRecord:
         if found is None:
             if resume:
                 raise nothing_there(store.path)
-            return cls(made | ({"groups": groups} if any(groups) else {}), [0] * len(specs))
+            return cls(_in_groups(made, groups) if any(groups) else made, [0] * len(specs))
         there = _decoded(store, found)
         if not resume:
             raise FileExistsError(
                 f"{store.path}: holds a checkpoint after {max(there['steps'], default=0)} updates; pass resume=True to "
                 "go on from it, or another path"
             )
-        for key, expected in made.items():
+        for key, expected in (_in_groups(made, there["made"]["groups"]) if "groups" in there["made"] else made).items():
             if there["made"].get(key) != expected:
                 raise FormatError(f"{store.path}: {key}={there['made'].get(key)!r} there, expected {expected!r}")
         if len(there["steps"]) != len(specs):
             raise CorruptionError(f"{store.path}: value {KEY!r} counts updates of {len(there['steps'])} tables")
         groups = groups_in(store, there["made"], len(specs))
-        return cls(made | ({"groups": groups} if any(groups) else {}), there["steps"], there.get("checkpoint", 1))
+        made = _in_groups(made, groups) if any(groups) else made
+        return cls(made, there["steps"], there.get("checkpoint", 1))
 
     @property
     def groups(self) -> list[int]:
@@ -116,6 +117,11 @@ class TableRecord:
         """Return the values of the next checkpoint."""
         self.checkpoint += 1
         return {KEY: as_json({"made": self._made, "steps": self.steps, "checkpoint": self.checkpoint})}
+
+
+def _in_groups(made: dict[str, Any], groups: Any) -> dict[str, Any]:
+    """Return the description of tables in groups; by its mark of each table versions without groups refuse it."""
+    return made | {"tables": [table | {"grouped": True} for table in made["tables"]], "groups": groups}
 
 
 def groups_in(store: Store, made: Mapping[str, Any], tables: int) -> list[int]:

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from memhier import BudgetError, CorruptionError, Store, backend
+from memhier import BudgetError, CorruptionError, FormatError, Store, backend
 from memhier.policies import Belady
 from memhier.recsys import (
     EmbeddingBagCollection,
@@ -416,6 +416,20 @@ def test_groups_that_a_catalog_cannot_have_are_refused(tmp_path: Path, each_widt
         ):
             with pytest.raises(CorruptionError, match="recsys/tables"):
                 opened()
+
+
+def test_code_that_knows_no_groups_refuses_them(tmp_path: Path, each_width: None) -> None:
+    """It compares the tables' descriptions, as this code does, and overlooks `groups`."""
+    configs = configs_of([4, 40], [30, 30])
+    with EmbeddingBagCollection(configs, dram="24MiB", path=tmp_path) as tables:
+        tables.checkpoint()
+    with Store.open(tmp_path, KIND, writable=True) as store, store.begin() as tx:
+        record = store.get("recsys/tables")
+        assert record is not None
+        tx.put("recsys/tables", record.replace(b'"groups": [1, 0]', b'"seed": 0'))
+        tx.commit()
+    with pytest.raises(FormatError, match="'grouped': True"):
+        EmbeddingBagCollection(configs, dram="24MiB", path=tmp_path, resume=True)
 
 
 def test_a_kill_leaves_one_checkpoint_of_all_widths(tmp_path: Path, training: Any) -> None:
