@@ -209,7 +209,7 @@ class CarouselBuffer(Closing):
         *,
         memory: int | str | None = None,
         swap: SwapPolicy | None = None,
-        admit: Admission | None = None,
+        admit: str | Admission | None = None,
         schema: Schema | Mapping[str, Any] | None = None,
         files: Files | None = None,
     ) -> Self:
@@ -240,9 +240,7 @@ class CarouselBuffer(Closing):
         with _closing_on_error(store):
             there = stored_schema(store, meta, schema)
             policy = stored_policy(meta["swap"], swap, store.path)
-            with described(f"{path}: the admission"):
-                kept = stored_admission(meta, admit)
-                kept.check_schema(there)
+            kept = stored_admission(meta, admit, there, path)
             settings = BufferSettings(
                 there, meta["codecs"], kept, policy, meta["seed"], meta["delay"], meta["same_class"],
                 meta.get("way_back", False),

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from memhier import CorruptionError
 from memhier.recsys.replay import Balanced, CarouselBuffer, ClassBalanced, DeckSwap, RandomSwap, StoredSamples, Weighted
 from memhier.recsys.replay.placement.admit import Admission
 from memhier.recsys.replay.placement.placement import Placement
@@ -354,8 +355,10 @@ def test_a_buffer_opens_with_other_quotas_that_fit(tmp_path: Path) -> None:
     for quotas, message in (({0: 9}, "group 1 has no quota"), (3, "beyond its quota of 3")):
         with pytest.raises(ValueError, match=message):
             CarouselBuffer.open(tmp_path / "b", admit=Balanced("task", quotas=quotas))
-    with pytest.raises(ValueError, match="goes by 'label'"):
-        CarouselBuffer.open(tmp_path / "b", admit=ClassBalanced())
+    for other in (ClassBalanced(), "class_balanced"):
+        with pytest.raises(ValueError, match="goes by 'label'") as refused:
+            CarouselBuffer.open(tmp_path / "b", admit=other)
+        assert not isinstance(refused.value, CorruptionError)
     with CarouselBuffer.open(tmp_path / "b", admit=Balanced("task", quotas={0: 4, 1: 8})) as buffer:
         buffer.checkpoint()
     with CarouselBuffer.open(tmp_path / "b") as buffer:
