@@ -210,6 +210,19 @@ def test_digits_that_are_not_precise_are_left_out(monkeypatch):
     assert made.stats()["precision_preview"] > 0.99
 
 
+def test_digits_find_the_first_word_of_contexts_that_no_build_saw(monkeypatch):
+    """The fewest candidates that suffice for the contexts held out miss four words in a thousand here."""
+    monkeypatch.setattr(build, "_DIGITS_LEAST", 0)
+    monkeypatch.setattr(build, "_DIGIT_SHARES", (0.5, 1.0))
+    rng = np.random.default_rng(3)
+    weight = (rng.normal(size=(3000, 32)) * rng.lognormal(0, 0.35, size=(3000, 1))).astype(np.float32)
+    hidden = rng.normal(size=(8600, 32)).astype(np.float32)
+    made = LogitIndex.build(weight, contexts=hidden[:2600], k=1, precision=0.99, method="preview", rank=32)
+    assert made.settings.digit_limit
+    states = hidden[2600:]
+    assert (made.topk(states, 1).values >= truth(weight, 0, states, 1) - 1e-3).mean() >= 0.999
+
+
 def test_a_limit_without_digits_is_damage(index, tmp_path):
     made, weight, bias, _ = index
     made.save(tmp_path / "saved")

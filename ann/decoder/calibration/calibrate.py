@@ -20,6 +20,7 @@ __all__ = [
 ]  # fmt: skip
 
 LIMITS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 512)
+_DIGITS_TIMES = 4  # candidates in place of the fewest that reach a precision
 _PREVIEW_LEAST = 48  # candidates cost little beside the scan, and contexts of another domain need more
 EFS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 _BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -123,9 +124,13 @@ def calibrate_preview(engine: DramEngine, held: HeldOut, settings: Settings, pre
 
 
 def calibrate_digits(engine: DramEngine, held: HeldOut, settings: Settings, precision: float) -> Settings:
-    """Return settings with the fewest candidates by which a scan of digits reaches the precision, or none of them."""
+    """Return settings with candidates for a scan of digits: `_DIGITS_TIMES` the fewest that reach the precision.
+
+    Or with none where no number does. A miss in a thousand contexts is too rare to be seen among those held out, and
+    the fewest of many trials are too few by luck.
+    """
     words = len(engine.codes.norms)
-    limits = [limit for limit in LIMITS if limit >= max(held.k, _PREVIEW_LEAST)]
+    limits = [limit for limit in LIMITS if limit >= held.k]
     few = held.some(_COARSE_HELD)
     for limit in limits:
         tried = settings.with_(digit_limit=limit)
@@ -135,7 +140,7 @@ def calibrate_digits(engine: DramEngine, held: HeldOut, settings: Settings, prec
             return among.precision(engine.preview(among.hidden, held.k, candidates, coarse).values)
 
         if reach(few) >= precision and (reached := reach(held)) >= precision:
-            return tried.with_(reached=settings.reached | {"preview": reached})
+            return tried.with_(digit_limit=_DIGITS_TIMES * limit, reached=settings.reached | {"preview": reached})
     return settings
 
 
