@@ -54,6 +54,33 @@ def test_copies_of_the_queries_do_not_flatter_calibration(tmp_path, copies):
     assert measured_recall(tmp_path / "index", vectors, queries, dram="4MiB")[0] >= 0.95
 
 
+@pytest.mark.parametrize(("built", "axes"), [(8, 40), (30, 40), (100, 300)])
+def test_recall_1_is_exact_after_a_build_of_fewer_vectors_than_axes(tmp_path, built, axes):
+    random = np.random.default_rng(built)
+    vectors = random.normal(size=(built + 300, axes)).astype(np.float32)
+    queries = random.normal(size=(60, axes)).astype(np.float32)
+    with ZoomIndex.build(tmp_path / "index", vectors[:built], dram="8MiB", grow_to=400) as index:
+        index.add(vectors[built:])
+        index.commit(compact=False)
+        found = index.search(queries, 5, recall=1.0)
+        assert recall_at_k(found.distances, exact_neighbours(vectors, queries, 5)[1]) == 1
+
+
+@pytest.mark.parametrize("dram", ["8MiB", "1MiB"])
+@pytest.mark.parametrize("added", [30, 180])
+def test_vectors_added_outside_the_span_of_others_do_not_crowd_out_neighbours(tmp_path, dram, added):
+    random = np.random.default_rng(added)
+    built = random.normal(size=(2000, 10)) @ random.normal(size=(10, 64))
+    vectors = np.concatenate([built, random.normal(size=(added, 64)) * 10**0.5]).astype(np.float32)
+    queries = (random.normal(size=(50, 64)) * 10**0.5).astype(np.float32)
+    with ZoomIndex.build(tmp_path / "index", vectors[:2000], dram=dram, grow_to=2200) as index:
+        index.add(vectors[2000:])
+        index.commit(compact=False)
+        for recall in (0.9, 0.99):
+            found = index.search(queries, 5, recall=recall)
+            assert recall_at_k(found.distances, exact_neighbours(vectors, queries, 5)[1]) >= recall - 0.02
+
+
 def walk_only(monkeypatch):
     """Let lists be found by walking a graph, however few there are and however many are wanted."""
     monkeypatch.setattr(router, "EXACT_LISTS", 0)

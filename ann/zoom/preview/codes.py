@@ -16,9 +16,12 @@ import numpy.typing as npt
 from memhier import backend
 from memhier.io.kernels import METRICS
 
-__all__ = ["WIDTHS", "CodeBook", "chunks", "train_codes"]
+__all__ = ["UNKNOWN", "WIDTHS", "CodeBook", "chunks", "train_codes"]
 
 WIDTHS = (8, 4, 2, 1)
+UNKNOWN = 255
+"""The byte of an error that is unknown."""
+
 _BLOCK = 8  # dimensions that get the same bits, so that they take whole bytes. From 128 dimensions on twice as many:
 # there, a width for a few axes costs a scan more than it tells
 # Of a Gaussian of variance one: the best step of a uniform quantiser with 2^bits levels, and its mean squared error.
@@ -28,7 +31,8 @@ _SCALES = (0.75, 0.87, 1.0, 1.15, 1.33)  # tried for each vector; more scales lo
 _MANY_ROWS = 1024  # from which on BLAS's threads pay; fewer queries, from several threads, would wait for them
 _TRAINED = 2048  # residuals looked at together
 _HALF_MAX, _HALF_LEAST = 65504.0, 2.0**-24
-_BYTE, _UNKNOWN = 256, 255  # values of a byte, and the value of an unknown error
+_BYTE = 256  # values of a byte
+
 # Room for factors and errors beyond those of the sample: beyond it, a factor is wrong by more, and an error is unknown.
 # Errors far below the largest are not told apart.
 _FACTOR_ROOM, _ERROR_ROOM, _ERROR_RANGE = 1.1, 4.0, 2.0**-8
@@ -183,7 +187,7 @@ class CodeBook:
         lost = np.square(radii - kept.astype(np.float32)) + np.square((factors - exact) * aligned)
         least = _bits(np.sqrt(error + lost) * np.float32(1 + 2**-10) / units)
         place = np.ceil((least - self.ratios[2]) / self.ratios[3])
-        place = np.where((radii > _HALF_MAX) | (place > _UNKNOWN), _UNKNOWN, np.maximum(place, 0))
+        place = np.where((radii > _HALF_MAX) | (place > UNKNOWN), UNKNOWN, np.maximum(place, 0))
         return np.stack([kept.view(np.uint16), (place.astype(np.int64) << 8 | factor).astype(np.uint16)])
 
     def numbers_of(self, numbers: Shorts) -> tuple[Floats, Floats, Floats]:
@@ -191,7 +195,7 @@ class CodeBook:
         radii = np.ascontiguousarray(numbers[0]).view(np.float16).astype(np.float32)
         factor, error = (numbers[1] & 255).astype(np.int64), (numbers[1] >> 8).astype(np.int64)
         factors = radii * _floats(self.ratios[0] + factor * self.ratios[1])
-        errors = np.where(error == _UNKNOWN, np.inf, radii * _floats(self.ratios[2] + error * self.ratios[3]))
+        errors = np.where(error == UNKNOWN, np.inf, radii * _floats(self.ratios[2] + error * self.ratios[3]))
         return radii, factors, errors.astype(np.float32)
 
     def fields_of(self, residuals: Floats) -> tuple[Bytes, Floats, Floats]:
@@ -306,7 +310,7 @@ def train_codes(
     variance, axes = np.linalg.eigh(covariance)
     variance, axes = np.maximum(variance[::-1], 0), axes[:, ::-1]
     total = float(variance.sum())
-    share = variance / total if total > 0 else np.full(dimension, 1 / dimension)
+    share = _shares(variance, len(residuals))
     widths = _assign_widths(share, code_bytes)
     order = np.argsort(-widths, kind="stable")
     axes, share, widths = axes[:, order], share[order], widths[order]
@@ -334,12 +338,25 @@ def train_codes(
     return _with_ratios(book, residuals)
 
 
+def _shares(variance: npt.NDArray[np.float64], count: int) -> npt.NDArray[np.float64]:
+    """Return the share of each axis in the variance of `count` residuals.
+
+    No more residuals than axes have none along some of them, where other vectors differ from their codes all the same:
+    as many more are taken to lie alike along all axes.
+    """
+    axes, total = len(variance), float(variance.sum())
+    if total <= 0:
+        return np.full(axes, 1 / axes)
+    known = count / (count + axes) if count <= axes else 1.0
+    return known * variance / total + (1 - known) / axes
+
+
 def _order_axes(residuals: Floats, code_bytes: int, least: float) -> CodeBook:
     """Return a code book of the vectors' own axes, those of the greatest variance first."""
     variance = np.square(residuals, dtype=np.float64).mean(axis=0)
     order = np.argsort(-variance, kind="stable")
     total = float(variance.sum())
-    share = variance[order] / total if total > 0 else np.full(len(variance), 1 / len(variance))
+    share = _shares(variance[order], len(residuals))
     widths = _assign_widths(share, code_bytes)
     regroup = np.argsort(-widths, kind="stable")
     share, widths = share[regroup], widths[regroup]
@@ -367,7 +384,7 @@ def _with_ratios(book: CodeBook, residuals: Floats) -> CodeBook:
     smallest = max(float(error.min()), _ERROR_RANGE * largest)
     scales = [
         _scale(least / _FACTOR_ROOM, most * _FACTOR_ROOM, _BYTE - 1),
-        _scale(smallest / _ERROR_ROOM, largest * _ERROR_ROOM, _UNKNOWN - 1),
+        _scale(smallest / _ERROR_ROOM, largest * _ERROR_ROOM, UNKNOWN - 1),
     ]
     return replace(book, ratios=np.array(scales, np.int32).ravel())
 

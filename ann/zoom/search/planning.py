@@ -87,6 +87,10 @@ def _plan_recall(state: IndexSnapshot, k: int, recall: float, selection: Selecti
         best = max(reached for reached, _, _ in calibration.efforts[max(calibration.efforts)])
         return Plan(effort, known, "no", recall if known else min(recall, best))
     if known:
+        if effort.most is not None and calibration.changes:
+            # Codes of unknown errors stand before all others, and calibration has seen none of those added since.
+            before = min(calibration.changes, sum(part.arrays.unbounded for part in state.parts))
+            effort = replace(effort, most=effort.most + before)
         return Plan(effort, True, "no", recall)
     if recall < 1 and not _measured(calibration, k):
         # The neighbours differ from those measured: half of the loss is allowed, and the bounds alone decide.

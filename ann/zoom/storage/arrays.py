@@ -1,6 +1,7 @@
 """The codes, ids and lists of a part in DRAM."""
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Self, TypeAlias
 
 import numpy as np
@@ -8,7 +9,7 @@ import numpy.typing as npt
 
 from memhier.ann.zoom.filters.bitmaps import Words
 from memhier.ann.zoom.preview.blocks import codes_of
-from memhier.ann.zoom.preview.codes import CodeBook
+from memhier.ann.zoom.preview.codes import UNKNOWN, CodeBook
 from memhier.ann.zoom.preview.preview import Preview
 from memhier.ann.zoom.preview.scan_arguments import CodedPart
 from memhier.ann.zoom.preview.stored_codes import ListRows, block_bytes, written_lists
@@ -26,7 +27,7 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 Spread: TypeAlias = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PartArrays:
     """The arrays of a part in DRAM.
 
@@ -59,6 +60,11 @@ class PartArrays:
     def id_dtype(self) -> np.dtype[Any]:
         """The type of the ids."""
         return self.ids.dtype
+
+    @cached_property
+    def unbounded(self) -> int:
+        """Codes of unknown errors: their vectors are unlike those that the code book was made for."""
+        return int(np.count_nonzero(self.numbers[1] >= UNKNOWN << 8)) if len(self.numbers) else 0
 
     def held(self) -> Self:
         """Return the arrays in DRAM, where they are files mapped into memory."""

@@ -54,6 +54,11 @@ class StoredArrays:
         """DRAM held, in bytes."""
         return self._codes.memory_bytes
 
+    @property
+    def unbounded(self) -> int:
+        """The most codes that may have unknown errors: all, as none is looked at."""
+        return len(self)
+
     def ids_of(self, rows: Ints, tally: Tallies | None = None) -> npt.NDArray[Any]:
         """Return the ids of rows, in any order."""
         places, found = self._codes.rows(rows, tally)
