@@ -3,6 +3,7 @@
 import os
 import threading
 import time
+import warnings
 
 import numpy as np
 import pytest
@@ -210,3 +211,41 @@ def test_tuning_and_compaction_end_the_work_beside_them(tmp_path, held):
         index.compact()
         assert index.stats()["renewal"] == "none"
         model.assert_held_by(index)
+
+
+@pytest.mark.parametrize("starts", [0, 1])
+def test_a_thread_that_cannot_start_leaves_nothing_behind(tmp_path, monkeypatch, held, renewed, starts):
+    """The thread of the renewal, or the one that makes up for newer parts."""
+    monkeypatch.setattr(writer, "_FEW_TOKENS", 1)
+    monkeypatch.setattr(writer, "_TOKENS_TIMES", 0)
+    model, begun, start = Model(tmp_path / "index", False, 300), [], threading.Thread.start
+
+    def starts_some(thread):
+        if thread.name.startswith("items-"):
+            if len(begun) >= starts:
+                raise RuntimeError("can't start new thread")
+            begun.append(thread)
+        start(thread)
+
+    with model.index as index:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", starts_some)
+            with warnings.catch_warnings(record=True) as told:
+                warnings.simplefilter("always")
+                with held(writer, "renew_items"):
+                    model.add(200)
+                    index.commit()
+                    model.add(5)
+                    index.commit()
+                if starts:
+                    wait_until(index, "ready")
+                    model.add(5)
+                    index.commit()
+            assert ["can't start new thread" in str(each.message) for each in told] == [True]
+            assert "can't start new thread" in index.stats()["renewal"]
+        assert os.listdir(tmp_path / "index" / "tmp") == []
+        model.change(60)
+        index.commit()
+        renewed(index)
+        model.assert_held_by(index)
+        assert index.check() == []

@@ -110,6 +110,11 @@ class _Work(Generic[T]):
         self._work = work
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._taken_back = before_exit(self.end)
+        try:
+            self.thread.start()
+        except BaseException:
+            self._taken_back()
+            raise
 
     def _run(self) -> None:
         try:
@@ -155,7 +160,6 @@ class Beside(Generic[T]):
         assert self._work is None
         self._work = _Work(work, self._name, self._caller)
         when_gone(self, self._work.stopped.set)
-        self._work.thread.start()
 
     @property
     def occupied(self) -> bool:
@@ -269,7 +273,11 @@ class Renewals(Generic[M, R]):
         assert renewed is not None
         self.stop_joins()
         self._covered = frozenset((*renewed.replaced, *(part.name for part in parts)))
-        self._renewals.start(partial(work, renewed))
+        try:
+            self._renewals.start(partial(work, renewed))
+        except BaseException:
+            renewed.drop()
+            raise
 
     def collect(self, changes: int) -> None:
         """Take finished work as `made` and `renewed`, and note failures.
