@@ -56,7 +56,6 @@ if TYPE_CHECKING:
         QuerySpace = _core.QuerySpace
         RankRequest = _core.RankRequest
         RankResult = _core.RankResult
-        Relay = _core.Relay
         S3FIFOPolicy = _core.S3FIFOPolicy
         ScanLimits = _core.ScanLimits
         ScanQueries = _core.ScanQueries

@@ -20,8 +20,6 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
-from memhier import backend
-
 __all__ = [
     "Farewell",
     "ShieldedContext",
@@ -118,9 +116,10 @@ _farewells: dict[int, Farewell] = {}
 
 
 class _Relay:
-    """Hands calls to the thread that makes them, and the word of their end back; that of the compiled core is quicker.
+    """Hands calls to the thread that makes them, and the word of their end back.
 
-    The word may be of an earlier call, which an interrupt kept from waiting for it.
+    The word may be of an earlier call, which an interrupt kept from waiting for it. Not in the compiled core: Python
+    ends a thread that waits there at exit, through frames of C++, and the process aborts.
     """
 
     def __init__(self) -> None:
@@ -145,9 +144,6 @@ class _Relay:
         return self._given.get()
 
 
-_new_relay = _Relay if backend.core is None else cast("type[_Relay]", backend.core.Relay)
-
-
 class _Server:
     """The thread that makes calls, one after the other; begun by the first of them."""
 
@@ -159,7 +155,7 @@ class _Server:
         self.main = threading.main_thread().ident
         self.thread: int | None = None
         self.current: _Task | Farewell | None = None
-        self.relay = _new_relay()
+        self.relay = _Relay()
         self._begun: LockType = allocate_lock()
 
     def hand_over(self, task: _Task) -> None:

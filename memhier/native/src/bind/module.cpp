@@ -25,7 +25,6 @@ NB_MODULE(_core, m) {
   register_policies(m);
   register_pq_scan(m);
   register_reader(m);
-  register_relay(m);
   register_search(m);
   register_slotmap(m);
   register_sum_tree(m);

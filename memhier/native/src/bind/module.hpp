@@ -23,7 +23,6 @@ void register_offline(nanobind::module_& m);
 void register_policies(nanobind::module_& m);
 void register_pq_scan(nanobind::module_& m);
 void register_reader(nanobind::module_& m);
-void register_relay(nanobind::module_& m);
 void register_search(nanobind::module_& m);
 void register_slotmap(nanobind::module_& m);
 void register_sum_tree(nanobind::module_& m);
