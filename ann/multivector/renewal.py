@@ -22,6 +22,7 @@ from memhier.ann.multivector.storage.part import ItemArrays, ItemPart, PartOpene
 from memhier.ann.multivector.storage.stored import StoredItems
 from memhier.ann.zoom.filters.attributes import Schema
 from memhier.ann.zoom.filters.bitmaps import BitmapCache, Words, pack
+from memhier.ann.zoom.renewal.anew import Anew
 from memhier.ann.zoom.renewal.merge import write_carried
 from memhier.io.reader import Reader
 from memhier.store.store import Staging, Store, Transaction
@@ -118,41 +119,8 @@ class RenewedPart:
         self.staging.drop()
 
 
-@dataclass(frozen=True, slots=True)
-class RenewedItems:
-    """An index made anew, as far as its parts are done.
-
-    Attributes
-    ----------
-    parts
-        The new parts, in the order of the old ones.
-    book, calibration
-        Lists and codes, and the effort for each recall.
-    staging
-        The segments of lists and codes, finished.
-    changes
-        Items added and removed before it began.
-    rounds
-        How often newer parts were coded for it.
-    """
-
-    parts: tuple[RenewedPart, ...]
-    book: TokenBook
-    calibration: Calibration
-    staging: Staging
-    changes: int
-    rounds: int = 0
-
-    @property
-    def replaced(self) -> tuple[str, ...]:
-        """Names of the parts that are replaced."""
-        return tuple(name for part in self.parts for name in part.replaced)
-
-    def drop(self) -> None:
-        """Remove its segments."""
-        self.staging.drop()
-        for part in self.parts:
-            part.drop()
+RenewedItems: TypeAlias = Anew[RenewedPart, TokenBook, Calibration]
+"""An index made anew, as far as its parts are done."""
 
 
 def renew_items(task: ItemTask, layout: ItemLayout, changes: int) -> RenewedItems:

@@ -207,6 +207,7 @@ def test_tuning_and_compaction_end_the_work_beside_them(tmp_path, held):
             index.commit()
         index.tune([np.tile(item_of(number, 9), (4, 1))[:4] for number in range(140)])
         assert threads() == []
+        assert index.stats()["renewal"] == "due"  # not "ready": it would undo the tuning
         model.assert_held_by(index)
         index.compact()
         assert index.stats()["renewal"] == "none"

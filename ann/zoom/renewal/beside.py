@@ -12,10 +12,11 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from memhier.ann.threads import one_thread
 from memhier.ann.zoom.pauses import pausing
+from memhier.ann.zoom.renewal.anew import Anew
 from memhier.callers import user_stacklevel
 from memhier.ending import before_exit
 from memhier.shield import when_gone
@@ -55,17 +56,9 @@ class Named(Protocol):
         """Its name."""
 
 
-class Anew(Dropped, Protocol):
-    """An index made anew."""
-
-    @property
-    def replaced(self) -> tuple[str, ...]:
-        """Names of the parts that it replaces."""
-
-
 T = TypeVar("T", bound=Dropped)
 M = TypeVar("M", bound=Dropped)
-R = TypeVar("R", bound=Anew)
+R = TypeVar("R", bound=Anew[Any, Any, Any])
 
 
 class Caller:

@@ -626,7 +626,7 @@ class IndexWriter:
 
     def _switch(self, state: IndexSnapshot, renewed: Renewed) -> IndexSnapshot:
         """Make a snapshot durable in its renewed form, and code newer parts for it."""
-        about, preview = self.about, renewed.preview
+        about, preview = self.about, renewed.book
         task = self._task(state, state.parts[len(renewed.replaced) :])
         try:
             with self._begin() as tx:

@@ -9,7 +9,7 @@ and without it nothing has happened.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ from memhier.ann.zoom.pauses import pause
 from memhier.ann.zoom.preview.clusters import pieces_of
 from memhier.ann.zoom.preview.preview import Preview
 from memhier.ann.zoom.preview.space import PreviewSpace
+from memhier.ann.zoom.renewal.anew import Anew
 from memhier.ann.zoom.renewal.merge import PartsSource, merge_parts, write_carried
 from memhier.ann.zoom.renewal.spill import write_coded
 from memhier.ann.zoom.storage.arrays import PartArrays, Spread
@@ -145,41 +146,8 @@ class Made:
         self.staging.drop()
 
 
-@dataclass(frozen=True, slots=True)
-class Renewed:
-    """An index made anew, as far as its parts are done.
-
-    Attributes
-    ----------
-    parts
-        The new parts, in the order of the old ones.
-    preview, calibration
-        Lists and codes, and the effort for each recall.
-    staging
-        The segments of lists and codes, finished.
-    changes
-        Vectors added and removed before it began.
-    rounds
-        How often newer parts were coded for it.
-    """
-
-    parts: tuple[Made, ...]
-    preview: Preview
-    calibration: Calibration
-    staging: Staging
-    changes: int
-    rounds: int = 0
-
-    @property
-    def replaced(self) -> tuple[str, ...]:
-        """Names of the parts that are replaced."""
-        return tuple(name for made in self.parts for name in made.replaced)
-
-    def drop(self) -> None:
-        """Remove its segments."""
-        self.staging.drop()
-        for made in self.parts:
-            made.drop()
+Renewed: TypeAlias = Anew[Made, Preview, Calibration]
+"""An index made anew, as far as its parts are done."""
 
 
 def join(task: Task) -> Made:
@@ -220,8 +188,8 @@ def follow(task: Task, renewed: Renewed) -> Renewed:
     """Write newer parts as one, with the lists and codes of `renewed`."""
     try:
         with task.store.stage(task.buffer_bytes) as staging, task.opened() as (parts, reader):
-            arrays, rows = write_recoded(staging, task, parts, renewed.preview, reader)
-            part = _made(task, staging, arrays, renewed.preview, rows)
+            arrays, rows = write_recoded(staging, task, parts, renewed.book, reader)
+            part = _made(task, staging, arrays, renewed.book, rows)
     except BaseException:
         renewed.drop()
         raise
