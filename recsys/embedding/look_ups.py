@@ -117,7 +117,8 @@ class LookUps:
         self.planned: tuple[Any, StepRows] | None = None
         self._ids_of = ids_of
         self._pending: list[Pending] = []
-        self._applied = 0  # updates since an optimizer's last step, one that is put off included
+        # Updates since an optimizer's last step or zero_grad(), one that is put off included.
+        self._applied = 0
         # Hyperparameters of the last pass, if its update is put off until its gradients have come from a device.
         self._put_off: list[dict[str, Any]] | None = None
         self._waiting: WeakSet[LookUp] = WeakSet()  # for their backward pass
@@ -201,6 +202,7 @@ class LookUps:
     @property
     def waiting(self) -> int:
         """The number of gradients that are not applied yet."""
+        self._drop_zeroed()
         return len(self._pending)
 
     def begin(self, trains: bool) -> LookUp | None:
@@ -212,6 +214,7 @@ class LookUps:
         self.end_step()
         if not trains:
             return None
+        self._drop_zeroed()
         if self.update == "backward" and current_pass() >= 0:
             self._await_end()
             return None
@@ -226,13 +229,11 @@ class LookUps:
             return
         if look_up is not None:
             self._waiting.discard(look_up)
+        self._drop_zeroed()
         if self.update == "backward":
             self._await_end()
-        else:
-            if not isinstance(gradient, list) and not gradient.is_coming:
-                gradient = gradient.sparse()
-            if self._pending and not self.anchor.is_marked:
-                self.drop()  # the model's zero_grad() means the rows as well
+        elif not isinstance(gradient, list) and not gradient.is_coming:
+            gradient = gradient.sparse()
         self.anchor.mark(_APPLIED if self.update == "backward" else _WAITING)
         self.add(rows, gradient, current_pass())
 
@@ -249,6 +250,15 @@ class LookUps:
         if failed:
             self.drop(min(self._passes.pop(key) for key in failed))
         self.apply()
+
+    def _drop_zeroed(self) -> None:
+        """Drop the gradients that the model's zero_grad() was for, which may come in place of a step that was left."""
+        if self.anchor.is_marked:
+            return
+        if self.update == "step":
+            self.drop()
+        else:
+            self._applied = 0
 
     def settle(self) -> None:
         """Apply all gradients that need not wait, those under way from other ranks included; let their rows go."""
@@ -357,6 +367,7 @@ class LookUps:
         """Drop gradients that wait for a step; a backward pass that is a step is applied."""
         self.end_step()
         self.drop()
+        self._applied = 0
         self.anchor.grad = None
 
     def before_other_step(self) -> None:

@@ -1,6 +1,7 @@
 """Habits of training with torch: each works on tables as it does there, or the error names an alternative."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from memhier.policies import LRU
 from memhier.recsys import SGD, Adagrad, Adam, EmbeddingBag, EmbeddingBagCollection, EmbeddingBagConfig, RowWiseAdagrad
 
 torch.set_num_threads(1)
@@ -175,6 +177,71 @@ def test_micro_batches_need_gradients_that_wait(tmp_path: Path) -> None:
                 optimizer.step()
             model(IDS).sum().backward()
             optimizer.step()
+
+
+ZEROING: list[Callable[[torch.optim.Optimizer, EmbeddingBag], None]] = [
+    lambda optimizer, bag: optimizer.zero_grad(),
+    lambda optimizer, bag: optimizer.zero_grad(set_to_none=False),
+    lambda optimizer, bag: bag.optimizer.zero_grad(),
+]
+
+
+class Left(torch.autograd.Function):
+    """Leaves a backward pass amid."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor) -> Tensor:
+        return value * 1
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("place", ["the loss", "the pass", "before the step", "the step"])
+@pytest.mark.parametrize("zero", ZEROING)
+@pytest.mark.parametrize("update", ["backward", "step"])
+def test_a_step_that_was_left_and_zeroed_leaves_nothing(tmp_path: Path, update: Any, zero: Any, place: str) -> None:
+    with make(tmp_path, optimizer=SGD(lr=1.0), update=update) as bag:
+        model = nn.Sequential(bag, nn.Linear(DIM, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+
+        def fail(*_: Any) -> None:
+            raise KeyboardInterrupt
+
+        def step() -> None:
+            bag.optimizer.step()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        for _ in range(2):  # the second one is left before any step
+            with pytest.raises(KeyboardInterrupt):
+                hook = optimizer.register_step_pre_hook(fail)
+                output = model(IDS)
+                if place == "the loss":
+                    fail()
+                early = Left.apply(torch.ones(2, 1, requires_grad=True)) if place == "the pass" else 0
+                (output + early).sum().backward()
+                if place == "the step":
+                    bag.optimizer.step()
+                    optimizer.step()
+                fail()
+            hook.remove()
+            zero(optimizer, bag)
+            bag.checkpoint()
+        before = rows_of(bag)
+        model(IDS).sum().backward()
+        step()
+        times = torch.bincount(IDS.reshape(-1), minlength=ROWS)[:, None]
+        assert torch.allclose(rows_of(bag), before - times * model[1].weight, atol=1e-5)
+
+
+def test_micro_batches_that_were_left_and_zeroed_keep_no_rows(tmp_path: Path) -> None:
+    with EmbeddingBag(10_000, DIM, dram="32MiB", path=tmp_path, update="step", policy=LRU(100)) as bag:
+        model = nn.Sequential(bag, nn.Linear(DIM, 1))
+        for start in range(0, 400, 80):
+            model(torch.arange(start, start + 80)[:, None]).sum().backward()
+            model.zero_grad()
 
 
 def test_the_models_zero_grad_drops_gradients_that_wait(tmp_path: Path) -> None:
