@@ -214,18 +214,21 @@ def test_a_step_that_was_left_and_zeroed_leaves_nothing(tmp_path: Path, update: 
             optimizer.step()
             optimizer.zero_grad()
 
-        for _ in range(2):  # the second one is left before any step
-            with pytest.raises(KeyboardInterrupt):
-                hook = optimizer.register_step_pre_hook(fail)
-                output = model(IDS)
-                if place == "the loss":
-                    fail()
-                early = Left.apply(torch.ones(2, 1, requires_grad=True)) if place == "the pass" else 0
-                (output + early).sum().backward()
-                if place == "the step":
-                    bag.optimizer.step()
-                    optimizer.step()
+        def leave() -> None:
+            output = model(IDS)
+            if place == "the loss":
                 fail()
+            early = Left.apply(torch.ones(2, 1, requires_grad=True)) if place == "the pass" else 0
+            (output + early).sum().backward()
+            if place == "the step":
+                bag.optimizer.step()
+                optimizer.step()
+            fail()
+
+        for _ in range(2):  # the second one is left before any step
+            hook = optimizer.register_step_pre_hook(fail)
+            with pytest.raises(KeyboardInterrupt):
+                leave()
             hook.remove()
             zero(optimizer, bag)
             bag.checkpoint()

@@ -5,13 +5,15 @@ ids over a million rows of 32 floats, one thread, one linear layer. Nothing hide
 ``--ids FILE`` takes the ids of a log in its order in place of Zipf's law; ``--sweep`` varies batch, width and skew one
 at a time. The ways take turns over the same batches, round after round; a ratio is that of two ways in one round. Every
 row that is needed was written before, so a step reads rows and makes none. Processor time is that of the whole
-process, with the threads that read and write.
+process, with the threads that read and write. ``as many reads as ... and nothing else`` is the floor on this device: as
+many single pages as the steps with lookahead have read, through the same reader, from a file as large as the rows.
 """
 
 import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,8 @@ from torch import Tensor, nn
 from memhier.benchmarks.bench.figures import Figure, Record
 from memhier.benchmarks.workloads.embedding.common import power_law
 from memhier.benchmarks.workloads.harness import Outcome, Row, rows_table, workload
+from memhier.io.random_file import random_file
+from memhier.io.reader import PAGE_BYTES, Reader
 from memhier.policies import Belady
 from memhier.recsys import SGD, Adagrad, Embedding, EmbeddingBag, lookahead
 
@@ -35,6 +39,7 @@ Ints = NDArray[np.int64]
 RATE = 0.01
 _ROUND_NAMES = ("cpu_ms", "wall_ms")
 _WRITTEN = 8192  # rows at a time
+_FILE_UNIT = 2**20
 _RULES: dict[str, tuple[Any, Any]] = {
     "SGD": (SGD(lr=RATE), torch.optim.SGD),
     "Adagrad": (Adagrad(lr=RATE), torch.optim.Adagrad),
@@ -87,7 +92,7 @@ class Model:
     def train(self, batches: Sequence[Tensor]) -> Row:
         """Train on batches; return milliseconds of a step."""
         some: Iterator[Tensor] = iter(batches)
-        busy, clock = time.process_time(), time.perf_counter()
+        started = _now()
         if self._ahead:
             some = iter(lookahead(batches, self.table, ids=lambda batch: batch))
         for batch in some:
@@ -97,8 +102,36 @@ class Model:
             self._step()
             self._top_step.step()
             self._top_step.zero_grad()
-        spent = time.process_time() - busy, time.perf_counter() - clock
-        return {name: 1e3 * each / len(batches) for name, each in zip(_ROUND_NAMES, spent, strict=True)}
+        return _spent(started, len(batches))
+
+    @property
+    def reads(self) -> int:
+        """The reads of the device so far."""
+        return int(self.table.stats()["reads"]) if isinstance(self.table, EmbeddingBag | Embedding) else 0
+
+
+def read_pages(file: Path, row_bytes: int, counts: Sequence[int]) -> Row:
+    """Read so many pages of a file in each step, a row of each, and nothing else; return milliseconds of a step."""
+    rng = np.random.default_rng(0)
+    with Reader() as reader:
+        handle, pages = reader.add(file), file.stat().st_size // PAGE_BYTES
+        places = [PAGE_BYTES * rng.permutation(pages)[:count] for count in counts]
+        out = np.empty((max(counts), row_bytes), np.uint8)
+        reader.read(handle, places[0], row_bytes, out[: len(places[0])])
+        started = _now()
+        for some in places:
+            reader.read(handle, some, row_bytes, out[: len(some)])
+        return _spent(started, len(counts))
+
+
+def _now() -> tuple[float, float]:
+    return time.process_time(), time.perf_counter()
+
+
+def _spent(started: tuple[float, float], steps: int) -> Row:
+    """Return milliseconds of a step since then."""
+    both = zip(_ROUND_NAMES, started, _now(), strict=True)
+    return {name: 1e3 * (end - begin) / steps for name, begin, end in both}
 
 
 def torch_model(case: Case, pools: bool, rule: str) -> Model:
@@ -172,17 +205,27 @@ def measure(
     }
     module = "EmbeddingBag" if pools else "Embedding"
     found: list[Row] = []
-    for number in range(rounds + 1):
-        spent = {}
-        for name, model in [*models.items()][:: 1 if number % 2 else -1]:  # none is always the first
-            os.sync()  # no way pays for the writes of the way before
-            spent[name] = model.train(stream[number * steps : (number + 1) * steps])
-        if number:
-            found += [
-                {"case": case.name, "module": module, "rule": rule, "way": name, **row,
-                 "times": row["cpu_ms"] / spent["torch"]["cpu_ms"]}
-                for name, row in spent.items()
-            ]  # fmt: skip
+    row_bytes = 4 * case.dim
+    read_most = [setting for setting in settings if setting.share < 1 and setting.ahead]
+    size = -(-len(needed) * row_bytes // _FILE_UNIT) * _FILE_UNIT
+    with random_file(scratch, size, 0) if read_most else nullcontext() as file:
+        for number in range(rounds + 1):
+            spent, reads = {}, {}
+            for name, model in [*models.items()][:: 1 if number % 2 else -1]:  # none is always the first
+                os.sync()  # no way pays for the writes of the way before
+                before = model.reads
+                spent[name] = model.train(stream[number * steps : (number + 1) * steps])
+                reads[name] = model.reads - before
+            for setting in read_most:
+                assert file is not None
+                each = [max(1, reads[setting.name] // steps)] * steps
+                spent[f"as many reads as {setting.name}, and nothing else"] = read_pages(file, row_bytes, each)
+            if number:
+                found += [
+                    {"case": case.name, "module": module, "rule": rule, "way": name, **row,
+                     "times": row["cpu_ms"] / spent["torch"]["cpu_ms"]}
+                    for name, row in spent.items()
+                ]  # fmt: skip
     for model in models.values():
         model.close()
     return found
