@@ -302,13 +302,15 @@ class LogitIndex:
         found
             The k + 1 largest, or all.
         """
-        indices = np.ascontiguousarray(found.indices[:, :k])
-        exact = best_of(self._engine.logits_of(states, indices), indices, k)
-        layer, proven = self._engine.layer, np.ones(len(states), bool)
+        layer = self._engine.layer
+        values, indices = found.values[:, :k], np.ascontiguousarray(found.indices[:, :k])
+        if layer is None or layer.dtype != "float32":  # whose products are rounded
+            values = self._engine.logits_of(states, indices)
+        exact, proven = best_of(values, indices, k), np.ones(len(states), bool)
         if found.values.shape[1] > k:
             rounding = BIAS_ROUNDING + (ROUNDING[layer.dtype] if layer is not None else 0.0)
-            norms = np.linalg.norm(states.astype(np.float64), axis=1) * self.largest_norm
-            last, others = found.values[:, k - 1].astype(np.float64), found.values[:, k].astype(np.float64)
+            last, others = found.values[:, k - 1], found.values[:, k]
+            norms = np.sqrt(np.einsum("nd,nd->n", states, states, dtype=np.float64)) * self.largest_norm
             doubt = 2 * norm_rounding(self._dimension) * norms + rounding * (np.abs(last) + np.abs(others))
             proven = last - others > doubt
         return TopK(exact.values, exact.indices, proven)

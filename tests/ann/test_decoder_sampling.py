@@ -162,6 +162,7 @@ def test_both_cores_bound_and_draw_alike(monkeypatch):
     uniforms, asked = np.random.default_rng(0).random((7, 40)), states[300:307]
     out = np.random.default_rng(1).permuted(np.tile(np.arange(WORDS), (7, 1)), axis=1)[:, :9]
     out[:, 3] = -1
+    uniforms[0] = 0.25  # all the same
     for shape in (Shape(), Shape(0.0, 2.5), Shape(5.0, 0.4)):
         monkeypatch.undo()
         compiled = LogitIndex.build(weight, bias, contexts=states[:300], method="preview", rank=8)
@@ -281,6 +282,47 @@ def test_a_uniform_number_falls_on_a_word_with_a_share():
     shares = np.array([[0.0, 0.5, 0.0, 0.5, 0.0]] * 3)
     words = np.arange(5)[None].repeat(3, 0)
     assert drawn_of(words, shares, np.array([0.0, 0.5, 1 - 2**-53])).tolist() == [1, 3, 3]
+
+
+@pytest.mark.parametrize("top_p", [1e-9, 0.1, 0.6, 0.95, 1 - 1e-12])
+def test_a_nucleus_is_that_of_a_stable_sort_with_equal_words_at_its_end(top_p):
+    rng = np.random.default_rng(0)
+    for logits in (rng.normal(size=(4, 3000)), rng.integers(0, 6, (4, 700)).astype(float), np.zeros((2, 50))):
+        shares = shares_of(logits, Truncation())
+        falling = np.argsort(shares, axis=1, kind="stable")[:, ::-1]
+        ordered = np.take_along_axis(shares, falling, 1)
+        kept = np.zeros(logits.shape, bool)
+        np.put_along_axis(kept, falling, np.cumsum(ordered, 1) - ordered < top_p, 1)
+        assert ((shares_of(logits, Truncation(top_p=top_p)) > 0) == kept).all()
+
+
+@pytest.mark.parametrize("top_k", [1500, 8000, 9000])
+def test_lists_as_long_as_a_head_have_their_distribution(top_k):
+    weight, bias, states = make_layer(12_000, 12)
+    index = LogitIndex.build(weight, bias, contexts=states[:300], method="preview")
+    rule = Truncation(top_k=top_k)
+    drawn, sampler = draws_of(index, states[301], rule, 300)
+    check_distribution(drawn, shares_of(logits_of(index, states[301:302]), rule)[0])
+    assert sampler.full_rows == ({"top_k beyond the bounds": 300} if top_k > DRAWS_MOST else {})
+
+
+@pytest.mark.filterwarnings("ignore:.*hidden states are unlike the contexts")
+@pytest.mark.parametrize("words", [50, 1500])
+@pytest.mark.parametrize("states", ["zero", "far", "gaussian", "none"])
+def test_the_least_nucleus_and_the_coldest_draw_are_the_likeliest_word(words, states):
+    weight, bias, contexts = make_layer(words)
+    head = torch.nn.Linear(DIMENSION, words)
+    head.weight.data, head.bias.data = torch.from_numpy(weight), torch.from_numpy(bias)
+    decoder = TopKSoftmax.from_linear(head, k=10, contexts=torch.from_numpy(contexts[:300]), method="preview")
+    gaussian = np.random.default_rng(3).normal(size=(6, DIMENSION)).astype(np.float32)
+    factors = {"zero": 0.0, "far": 1e4, "gaussian": 1.0, "none": 1.0}
+    hidden = torch.from_numpy(factors[states] * gaussian[: 0 if states == "none" else 6])
+    with torch.no_grad():
+        likeliest = head(hidden).argmax(1)
+    for options in ({"top_p": 1e-9}, {"top_k": 1}, {"temperature": 1e-6}, {"top_p": 0.9, "temperature": 1e-6}):
+        assert (decoder.sample(hidden, **options) == likeliest).all()
+    for options in ({"top_p": 1.0}, {"temperature": 10.0, "top_p": 0.5}, {"top_k": words}):
+        assert decoder.sample(hidden.bfloat16(), **options).shape == (len(hidden),)
 
 
 @pytest.mark.parametrize("name", ["top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff"])

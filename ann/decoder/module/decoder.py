@@ -277,7 +277,8 @@ class TopKSoftmax(nn.Module):
         bounds leave open if a truncation keeps a word, logits of words drawn at random decide, with a chance of error
         of at most 10^-6 a decision. Each hidden state that stays open takes the full product, and so do all for
         `typical_p`, `eta_cutoff` or `epsilon_cutoff` behind `top_p`, and layers so small that it is faster;
-        ``stats()["sampled_in_full"]`` counts these by cause.
+        ``stats()["sampled_in_full"]`` counts these by cause. Besides `memory_bytes` a call holds at most about 3 MB of
+        arrays, more for states that take the full product.
 
         Parameters
         ----------

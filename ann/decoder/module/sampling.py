@@ -27,9 +27,9 @@ __all__ = ["HEAD_WORDS", "Known", "Layer", "Sampler"]
 
 HEAD_WORDS = 256
 # Words of the head and words drawn from the tail, more and more where the ones before leave a question open.
-_STAGES = ((HEAD_WORDS, 192), (1024, 1024), (4096, 4096))
-_LISTED = (1, 8)  # times so many words of the head, before all words of a list are looked for in full
-_WORDS_AT_ONCE = 1 << 16  # of all states, with some 100 bytes each: more states take turns
+_STAGES = ((HEAD_WORDS, 192), (1024, 1024), (4096, 4096), (DRAWS_MOST, DRAWS_MOST))
+_LISTED = {"top_k": (4, 16), "min_p": (1, 4, 16)}  # times so many words of the head, before the full product
+_WORDS_AT_ONCE = 1 << 15  # of all states, with some 100 bytes each: more states take turns
 _NOTHING = 1e-300
 _RARE = 8.0  # words with bounds below some together have at most exp of minus this of the tail
 
@@ -174,11 +174,11 @@ class Sampler:
     def _listed(self, states: Floats, known: Known, rows: Ints, limit: int, drawn: Ints) -> Ints:
         """Draw for states of which all words that the first truncation keeps are found; return the others."""
         rule = self._rule
-        for times in _LISTED:
-            if limit * times > DRAWS_MOST:
+        for most in sorted({min(limit * times, DRAWS_MOST) for times in _LISTED[rule.steps[0]]}):
+            if most < (rule.top_k or 0):
                 break
-            for some in _parts(rows, limit * times):
-                found = self._bounded(states[some], known.of(some), limit * times, np.empty((len(some), 0)))
+            for some in _parts(rows, most):
+                found = self._bounded(states[some], known.of(some), most, np.empty((len(some), 0)))
                 # Of equal scores the greater word is the first to stay.
                 order = np.lexsort((found.words, found.scores), axis=1)
                 words, rising = np.take_along_axis(found.words, order, 1), np.take_along_axis(found.scores, order, 1)
@@ -197,6 +197,7 @@ class Sampler:
         """Draw for states until the words are known to stay; return the others, whose words are pending or -1."""
         levels = np.zeros(len(states))
         for limit, draws in _STAGES:
+            draws = draws if self._rule.steps else TRIES  # all others are evidence
             for some in _parts(rows, limit + draws):
                 found = self._bounded(states[some], known.of(some), limit, self._uniforms(len(some), draws))
                 self._decided(found, some, levels, drawn, pending)
@@ -221,6 +222,8 @@ class Sampler:
             verdict = verdicts(left, Asked(pending[rows[left]], levels[rows[left]]))
             stays, goes = left[verdict > 0], left[verdict < 0]
             drawn[rows[stays]] = pending[rows[stays]]
+            if not len(goes):
+                break
             pending[rows[goes]] = -1
             # A word of the stage before is no try of this one.
             tried = np.isin(goes, live[new])
@@ -262,5 +265,5 @@ def _parts(rows: Ints, words: int) -> list[Ints]:
 
 def _minus(left: Doubles, right: Doubles) -> Doubles:
     """Return the difference; minus infinity where the left is."""
-    found: Doubles = np.where(np.isneginf(left), -np.inf, left - np.where(np.isfinite(right), right, 0))
+    found: Doubles = left - np.where(np.isfinite(right), right, 0)
     return found

@@ -11,7 +11,6 @@ from memhier.ann.decoder.layer import Ints
 __all__ = ["Truncation", "drawn_of", "shares_of"]
 
 _COLDEST = 1e-30  # a temperature whose inverse single precision holds
-_SORTED = (512, 4096)  # words to sort before all are sorted
 
 Doubles: TypeAlias = npt.NDArray[np.float64]
 
@@ -121,19 +120,15 @@ def _beyond_top_k(scores: Doubles, top_k: int) -> npt.NDArray[np.bool_]:
 
 
 def _beyond_top_p(scores: Doubles, top_p: float) -> npt.NDArray[np.bool_]:
-    shares, words = _softmax(scores), scores.shape[1]
-    beyond = np.ones(scores.shape, bool)
-    for count in (*(count for count in _SORTED if 4 * count <= words), words):
-        some = np.sort(np.argpartition(shares, words - count, axis=1)[:, words - count :]) if count < words else None
-        kept = shares if some is None else np.take_along_axis(shares, some, 1)
-        # Of equal words at the end of those sorted, others may come first.
-        if some is not None and (kept.sum(1) - count * kept.min(1) < top_p).any():
-            continue
-        falling = np.argsort(kept, axis=1, kind="stable")[:, ::-1]
-        ordered = np.take_along_axis(kept, falling, 1)
-        order = falling if some is None else np.take_along_axis(some, falling, 1)
-        np.put_along_axis(beyond, order, np.cumsum(ordered, 1) - ordered >= top_p, 1)
-        break
+    shares = _softmax(scores)
+    falling = np.sort(shares, axis=1)[:, ::-1]
+    kept = (np.cumsum(falling, 1) - falling < top_p).sum(1, keepdims=True)
+    least = np.take_along_axis(falling, kept - 1, 1)
+    beyond: npt.NDArray[np.bool_] = shares < least
+    equal = shares == least
+    more = (~beyond).sum(1, keepdims=True) - kept  # equal words at the end
+    if more.any():
+        beyond |= equal & (np.cumsum(equal, 1) <= more)
     return beyond
 
 

@@ -233,8 +233,9 @@ std::size_t DecoderCore::keep(std::size_t count, std::size_t limit, std::size_t 
   limit = std::min(limit, rows_);
   // Candidates of a scan grow one by one; an envelope has room for one state's at a time.
   std::size_t bytes = sizeof(Workspace) + Survivors::planned_bytes(limit) +
-                      2 * std::max(2 * limit, draws) * sizeof(Logit) + draws * (sizeof(Logit) + sizeof(std::uint32_t)) +
-                      Largest::planned_bytes(std::max(limit, draws)) - Largest::planned_bytes(limit) +
+                      2 * std::max(2 * limit, draws) * sizeof(Logit) + draws * sizeof(Logit) +
+                      (2 * draws + 1) * sizeof(std::uint32_t) + Largest::planned_bytes(std::max(limit, draws)) -
+                      Largest::planned_bytes(limit) +
                       BlockScan::kQueries * (CodedQuery::planned_bytes(projection_) + Largest::planned_bytes(limit));
   // Without all directions there are no bounds.
   if (blocks_.has_value() && projection_.turned >= projection_.dimension)
@@ -462,9 +463,8 @@ std::int64_t DecoderCore::envelope(const States& hidden, std::tuple<float, float
     for (std::size_t q = 0; q < some; ++q) {
       const std::size_t at = first + q;
       const float* one = state + at * dimension;
-      space.envelopes[q].close({out ? out->data() + at * outs : nullptr, outs}, limit, change, space.largest[0]);
-      std::vector<Logit>& head = space.largest[0].finish();
-      std::sort(head.begin(), head.end(), [](const Logit& a, const Logit& b) { return a.row < b.row; });
+      std::vector<Logit>& head = space.candidates;
+      space.envelopes[q].close({out ? out->data() + at * outs : nullptr, outs}, limit, change, space.largest[0], head);
       score(one, head);
       for (std::size_t i = 0; i < limit; ++i) {
         rows[at * limit + i] = i < head.size() ? static_cast<std::int64_t>(head[i].row) : -1;

@@ -2,9 +2,9 @@
 #include "draw/envelope.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cassert>
 #include <cmath>
-#include <numeric>
 
 #include "decode/exp.hpp"
 
@@ -55,6 +55,25 @@ float largest_of(const float* bounds) {
   for (std::size_t i = kLanes; i < kChunkRows; i += kLanes)
     for (std::size_t j = 0; j < kLanes; ++j) lanes[j] = bounds[i + j] > lanes[j] ? bounds[i + j] : lanes[j];
   return *std::max_element(lanes, lanes + kLanes);
+}
+
+// Places of numbers in [0, 1), in ascending order of the numbers: by as many equal parts of the range, then by
+// insertion.
+void sort_places(const double* numbers, std::size_t count, std::vector<std::uint32_t>& order) {
+  order.assign(2 * count + 1, 0);
+  std::uint32_t* starts = order.data() + count;
+  const auto part = [&](std::size_t i) {
+    return std::min(static_cast<std::size_t>(std::max(0.0, numbers[i]) * static_cast<double>(count)), count - 1);
+  };
+  for (std::size_t i = 0; i < count; ++i) ++starts[part(i) + 1];
+  for (std::size_t i = 0; i < count; ++i) starts[i + 1] += starts[i];
+  for (std::size_t i = 0; i < count; ++i) order[starts[part(i)]++] = static_cast<std::uint32_t>(i);
+  for (std::size_t i = 1; i < count; ++i) {
+    const std::uint32_t place = order[i];
+    std::size_t at = i;
+    for (; at > 0 && numbers[order[at - 1]] > numbers[place]; --at) order[at] = order[at - 1];
+    order[at] = place;
+  }
 }
 
 MEMHIER_CLONES
@@ -130,18 +149,28 @@ void Envelope::bound(const BlockCodes& blocks, std::size_t rows, std::span<const
     std::fill(envelopes[q].bounds_.begin() + static_cast<std::ptrdiff_t>(rows), envelopes[q].bounds_.end(), -kInfinity);
 }
 
-void Envelope::close(std::span<const std::int64_t> out, std::size_t limit, const Shape& shape, Largest& head) {
+void Envelope::close(std::span<const std::int64_t> out, std::size_t limit, const Shape& shape, Largest& largest,
+                     std::vector<Logit>& head) {
   for (const std::int64_t row : out)
     if (row >= 0) bounds_[static_cast<std::size_t>(row)] = -kInfinity;
-  head.start(limit);
+  largest.start(limit);
   for (std::size_t first = 0; first < bounds_.size(); first += kChunkRows) {
     float* bounds = bounds_.data() + first;
     if (shape.cap > 0) cap_chunk(bounds, shape.cap);
-    if (!(largest_of(bounds) > head.threshold())) continue;
+    if (!(largest_of(bounds) > largest.threshold())) continue;
     for (std::size_t i = 0; i < kChunkRows; ++i)
-      if (bounds[i] > head.threshold()) head.offer({bounds[i], bounds[i], static_cast<std::uint32_t>(first + i)});
+      if (bounds[i] > largest.threshold()) largest.offer({bounds[i], bounds[i], static_cast<std::uint32_t>(first + i)});
   }
-  for (const Logit& found : head.finish()) bounds_[found.row] = -kInfinity;
+  taken_.assign(bounds_.size() / 64, 0);
+  for (const Logit& found : largest.finish()) {
+    bounds_[found.row] = -kInfinity;
+    taken_[found.row / 64] |= std::uint64_t{1} << (found.row % 64);
+  }
+  head.clear();
+  head.reserve(limit);
+  for (std::size_t word = 0; word < taken_.size(); ++word)
+    for (std::uint64_t bits = taken_[word]; bits != 0; bits &= bits - 1)
+      head.push_back({0, 0, static_cast<std::uint32_t>(64 * word + static_cast<std::size_t>(std::countr_zero(bits)))});
   largest_ = -kInfinity;
   for (std::size_t first = 0; first < bounds_.size(); first += kChunkRows)
     largest_ = std::max(largest_, largest_of(bounds_.data() + first));
@@ -163,16 +192,12 @@ double Envelope::log_sum() const {
 void Envelope::draw(const double* uniforms, std::size_t count, std::vector<std::uint32_t>& order,
                     std::vector<Logit>& drawn) const {
   assert(largest_ > -kInfinity);
-  order.resize(count);
-  std::iota(order.begin(), order.end(), 0U);
-  std::sort(order.begin(), order.end(), [uniforms](std::uint32_t a, std::uint32_t b) {
-    return uniforms[a] != uniforms[b] ? uniforms[a] < uniforms[b] : a < b;
-  });
+  sort_places(uniforms, count, order);
   drawn.clear();
   drawn.reserve(count);
   Chunk chunk;
   auto end = ends_.begin();
-  for (const std::uint32_t place : order) {
+  for (const std::uint32_t place : std::span(order).first(count)) {
     const double target = uniforms[place] * ends_.back();
     if (drawn.empty() || !(target < *end)) {
       end = std::upper_bound(end, ends_.end(), target);

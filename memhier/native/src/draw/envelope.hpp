@@ -25,26 +25,32 @@ class Envelope {
   // Bounds of all rows for up to four queries; the first `rows` are rows of the layer.
   static void bound(const BlockCodes& blocks, std::size_t rows, std::span<const CodedQuery* const> queries,
                     std::span<Envelope> envelopes);
-  // Takes the given rows out, then the `limit` of the largest bounds, which go to `head`; adds up exp of the others.
-  void close(std::span<const std::int64_t> out, std::size_t limit, const Shape& shape, Largest& head);
+  // Takes the given rows out, then the `limit` of the largest bounds, whose rows go to `head`, ascending; adds up exp
+  // of the others.
+  void close(std::span<const std::int64_t> out, std::size_t limit, const Shape& shape, Largest& largest,
+             std::vector<Logit>& head);
   // The largest bound that is left, capped; minus infinity for none.
   float largest() const { return largest_; }
   // log of the sum of exp of all bounds that are left.
   double log_sum() const;
   // The rows that uniform numbers in [0, 1) fall on, in ascending order of the numbers; keys are bounds. Some row is
-  // left. `order` gets the places of the numbers in that order.
+  // left. `order` begins with the places of the numbers in that order.
   void draw(const double* uniforms, std::size_t count, std::vector<std::uint32_t>& order,
             std::vector<Logit>& drawn) const;
-  std::size_t held_bytes() const { return bounds_.capacity() * sizeof(float) + ends_.capacity() * sizeof(double); }
+  std::size_t held_bytes() const {
+    return bounds_.capacity() * sizeof(float) + ends_.capacity() * sizeof(double) +
+           taken_.capacity() * sizeof(std::uint64_t);
+  }
   // The bytes held after a call, for so many rows.
   static std::size_t planned_bytes(std::size_t rows) {
     const std::size_t padded = padded_rows(rows);
-    return padded * sizeof(float) + padded / kChunkRows * sizeof(double);
+    return padded * sizeof(float) + padded / kChunkRows * sizeof(double) + padded / 64 * sizeof(std::uint64_t);
   }
 
  private:
   std::vector<float> bounds_;
-  std::vector<double> ends_;  // sums of the chunks up to each
+  std::vector<std::uint64_t> taken_;  // a bit for each row of the head
+  std::vector<double> ends_;          // sums of the chunks up to each
   float largest_ = -kInfinity, inverse_ = 1;
 };
 
