@@ -21,7 +21,7 @@ _SETTINGS: dict[str, Check] = {
     "k": integer(1, 2**31), "precision": real(0, 1), "preview_limit": _COUNT, "coarse_width": _COUNT,
     "survivors": _COUNT, "graph_ef": _COUNT, "graph_limit": _COUNT, "probes": _COUNT, "screen_probes": _COUNT,
     "screen_limit": _COUNT, "radius": real(0), "far_ef": _COUNT, "far_limit": _COUNT, "far_radius": real(0),
-    "proof_rows": _COUNT, "digit_limit": _COUNT, "unproven": real(0, 1),
+    "proof_rows": _COUNT, "digit_survivors": _COUNT, "digit_limit": _COUNT, "unproven": real(0, 1),
     "reached": mapping(real(0, 1)), "choices": sequence(row(integer(1), one_of(*WAYS)), 1),
 }  # fmt: skip
 
@@ -110,7 +110,11 @@ def check_settings(
         and width <= 4 * sizes["quads"] == sizes.get("width")
         and settings.survivors >= settings.preview_limit
     )
-    digits = not settings.digit_limit or "digits" in sizes
+    digits = settings.digit_survivors == 0 or (
+        "digits" in sizes
+        and 4 * sizes["quads"] == sizes.get("width")
+        and settings.digit_survivors >= settings.digit_limit >= 1
+    )
     walks = starts is not None or not (ways & {"graph", "screen"} or settings.far_ef)
     sound = starts is None or (
         len(starts) == sizes["groups"] + 1

@@ -120,8 +120,9 @@ def _engine(codes: Codes, rows: StoredRows, settings: Settings, budget: int | No
         If it holds neither an index with its rows on SSD nor a small one whole.
     """
     if budget is not None:
-        # Digits save bytes of a scan, but want more rows than reads from SSD should bring.
-        stored = StoredEngine(replace(codes, digits=None), rows)
+        # Digits and the rows' codes beside them save bytes of a scan; reads from SSD take longer.
+        fewer = replace(codes, digits=None, rows=None if codes.graph is None else codes.rows)
+        stored = StoredEngine(fewer, rows)
         spaces = stored.keep(settings.candidates_most)
         whole = codes.memory_bytes + spaces + rows.bias.nbytes + rows.rows_bytes
         if whole > budget:

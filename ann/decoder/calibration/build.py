@@ -17,6 +17,7 @@ from memhier.ann.decoder.calibration.calibrate import (
     calibrate_walk,
     hold_out,
     scan_cost,
+    spare_preview,
 )
 from memhier.ann.decoder.calibration.familiar import ranges_of
 from memhier.ann.decoder.calibration.settings import WAYS, Method, Settings
@@ -38,7 +39,7 @@ _GRAPH_LEAST = 256  # words: below, a scan is as fast as any walk
 _SAFE = 0.9998  # the least precision of the preview, even if the other ways may have less
 _SAFE_DIGITS = 0.998  # the same by digits: one context of 512 may miss its largest logit
 _DIGITS_LEAST = 32 << 20  # bytes of a scan; fewer lie in a cache, or cost little
-_DIGIT_SHARES = (0.5, 1.0, 1.25, 1.5, 2.0)  # digits for a direction, in the mean
+_DIGIT_SHARES = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0)  # digits for a direction, in the mean
 _LIMIT_MOST = 64  # candidates; rather than more of them, codes grow
 
 
@@ -98,10 +99,11 @@ def _preview_codes(
     width = min(most, _FIRST_WIDTH) if rank is None else -(-rank // 4) * 4
     while True:
         codes = Codes(projection, encode(layer, projection, width), None, None, norms, hashes)
-        settings = calibrate_preview(DramEngine(codes, layer), held, settings, wanted)
+        engine = DramEngine(codes, layer)
+        settings = calibrate_preview(engine, held, settings, wanted)
         enough = settings.reached["preview"] >= wanted and settings.preview_limit <= max(_LIMIT_MOST, 2 * held.k)
         if rank is not None or width == most or enough:
-            return codes, settings
+            return codes, spare_preview(engine, held, settings)
         width = min(most, 2 * width)
 
 
@@ -109,12 +111,13 @@ def _add_digits(layer: OutputLayer, codes: Codes, held: HeldOut, settings: Setti
     """Return codes with digits, if a preview of them is precise and costs less than one of the block codes."""
     if scan_cost(codes, settings) < _DIGITS_LEAST:
         return codes, settings
-    best, least = (codes, settings), float("inf")
+    best, least = (codes, settings), scan_cost(codes, settings)
+    rows = RowCodes.of(codes.blocks, layer.shape[0])
     for share in _DIGIT_SHARES:
         digits = DigitCodes.of(codes.blocks, max(1, int(share * codes.blocks.width) // DIGITS) * DIGITS)
-        trial = replace(codes, digits=digits)
+        trial = replace(codes, rows=rows, digits=digits)
         found = calibrate_digits(DramEngine(trial, layer), held, settings, max(settings.asked, _SAFE_DIGITS))
-        cost = scan_cost(trial, found) if found.digit_limit else least
+        cost = scan_cost(trial, found) if found.digit_survivors else least
         if cost < least:
             best, least = (trial, found), cost
     return best
@@ -124,7 +127,7 @@ def _add_graph(
     layer: OutputLayer, codes: Codes, settings: Settings, learned: Floats, held: HeldOut, options: BuildOptions
 ) -> tuple[Codes, Settings]:
     """Return codes with a graph, and settings with the effort of walks and of seeds alone for the precision."""
-    rows = RowCodes.of(codes.blocks, layer.shape[0])
+    rows = codes.rows or RowCodes.of(codes.blocks, layer.shape[0])
     engine = DramEngine(replace(codes, rows=rows), layer)
     settings = calibrate_coarse(engine, held, settings, max(settings.asked, _SAFE))
     most = min(layer.shape[0], SEEDS_PER_K * held.k)
@@ -151,10 +154,10 @@ def encode_again(codes: Codes, layer: OutputLayer) -> tuple[Codes, int]:
     blocks, norms = encode_rows(layer, codes.projection, codes.blocks, changed), codes.norms.copy()
     norms[changed] = _norms_of(as_floats(layer.weight[changed], layer.dtype))
     digits = None if codes.digits is None else codes.digits.again(blocks, changed)
-    again = Codes(codes.projection, blocks, None, None, norms, hashes, digits)
-    if codes.graph is not None:
-        rows = RowCodes.of(blocks, layer.shape[0])
-        again = replace(again, rows=rows, graph=replace(codes.graph, links=relink(codes.graph.links, rows, changed)))
+    rows = None if codes.rows is None else RowCodes.of(blocks, layer.shape[0])
+    again = Codes(codes.projection, blocks, rows, None, norms, hashes, digits)
+    if codes.graph is not None and rows is not None:
+        again = replace(again, graph=replace(codes.graph, links=relink(codes.graph.links, rows, changed)))
     return again, len(changed)
 
 

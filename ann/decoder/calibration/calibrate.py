@@ -11,16 +11,20 @@ from memhier.ann.decoder.calibration.settings import FAR_PROBES, Choices, Method
 from memhier.ann.decoder.coding.view import Codes
 from memhier.ann.decoder.engine.dram_engine import DramEngine
 from memhier.ann.decoder.engine.engine import ALL_DIRECTIONS, CERTIFY_LIMIT, Coarse, Effort, Walk
-from memhier.ann.decoder.layer import Floats, OutputLayer
+from memhier.ann.decoder.layer import Floats, Ints, OutputLayer
 
 __all__ = [
     "EFS", "INSIDE", "LIMITS", "HeldOut", "calibrate_coarse", "calibrate_digits", "calibrate_far",
     "calibrate_preview", "calibrate_proof", "calibrate_screen", "calibrate_walk", "hold_out", "measure_choices",
-    "scan_cost",
+    "scan_cost", "spare_preview",
 ]  # fmt: skip
 
 LIMITS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 512)
-_DIGITS_TIMES = 4  # candidates in place of the fewest that reach a precision
+# Times the rank that reaches a precision on contexts held out. Of 512 of them one or two decide, by luck: for other
+# contexts that rank reaches .993 to .999 in place of .9975, and four times that rank .999 or more.
+_SPARE = 4
+_DIGIT_SURVIVORS_MOST = 8192
+_RANKED_AT_ONCE = 64  # contexts
 _PREVIEW_LEAST = 48  # candidates cost little beside the scan, and contexts of another domain need more
 EFS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 _BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -55,11 +59,14 @@ class HeldOut:
     kth, first
         float32 ``[n]``: the k-th largest and the largest exact logit, less the most that another order of summing takes
         from it. A word with as large a logit is right, so that ties do not count.
+    likeliest
+        int64 ``[n]``: the word of the largest logit.
     """
 
     hidden: Floats
     kth: Floats
     first: Floats
+    likeliest: Ints
     k: int
 
     @classmethod
@@ -67,9 +74,12 @@ class HeldOut:
         """Compute the full product for the contexts, in one pass over the layer."""
         wanted = min(k, layer.shape[0])
         best = np.full((len(hidden), wanted), -np.inf, np.float32)
+        likeliest = np.zeros(len(hidden), np.int64)
         largest = 0.0  # norm of a row: if large terms cancel, rounding loses more than a logit is large
         for start, rows in layer.blocks():
             logits = hidden @ rows.T + layer.bias[start : start + len(rows)]
+            most, at = best.max(1), logits.argmax(1)
+            likeliest = np.where(np.take_along_axis(logits, at[:, None], 1)[:, 0] > most, start + at, likeliest)
             best = np.partition(np.concatenate([best, logits], 1), -wanted, axis=1)[:, -wanted:]
             largest = max(largest, float(np.linalg.norm(rows, axis=1).max(initial=0)))
         rounding = 1e-6 * largest * np.linalg.norm(hidden, axis=1)
@@ -77,11 +87,11 @@ class HeldOut:
             (value - 1e-5 * np.maximum(1, np.abs(value)) - rounding).astype(np.float32)
             for value in (best.min(1), best.max(1))
         )
-        return cls(hidden, kth, first, wanted)
+        return cls(hidden, kth, first, likeliest, wanted)
 
     def some(self, count: int) -> "HeldOut":
         """Return the first `count` contexts."""
-        return HeldOut(self.hidden[:count], self.kth[:count], self.first[:count], self.k)
+        return HeldOut(self.hidden[:count], self.kth[:count], self.first[:count], self.likeliest[:count], self.k)
 
     def precision(self, values: Floats) -> float:
         """Return the lower of two means over values found ``[n, k]``, largest first.
@@ -123,24 +133,42 @@ def calibrate_preview(engine: DramEngine, held: HeldOut, settings: Settings, pre
     return settings.with_(preview_limit=limit, reached=settings.reached | {"preview": reached})
 
 
-def calibrate_digits(engine: DramEngine, held: HeldOut, settings: Settings, precision: float) -> Settings:
-    """Return settings with candidates for a scan of digits: `_DIGITS_TIMES` the fewest that reach the precision.
+def spare_preview(engine: DramEngine, held: HeldOut, settings: Settings) -> Settings:
+    """Return settings with candidates to spare for likeliest words that rank lower than those of contexts held out."""
+    most = min(settings.preview_limit, len(engine.codes.norms))
+    spare = _SPARE * _rank_reached(engine, held, most, settings.asked)
+    return settings.with_(preview_limit=max(settings.preview_limit, min(spare, LIMITS[-1])))
 
-    Or with none where no number does. A miss in a thousand contexts is too rare to be seen among those held out, and
-    the fewest of many trials are too few by luck.
+
+def _rank_reached(
+    engine: DramEngine, held: HeldOut, most: int, precision: float, coarse: Coarse = ALL_DIRECTIONS
+) -> int:
+    """Return the rank by estimates up to which this share of the contexts' likeliest words lie, at most `most` + 1."""
+    ranks = []
+    for start in range(0, len(held.hidden), _RANKED_AT_ONCE):
+        part = slice(start, start + _RANKED_AT_ONCE)
+        right = engine.candidates(held.hidden[part], most, coarse) == held.likeliest[part, None]
+        ranks += np.where(right.any(1), right.argmax(1), most).tolist()
+    beyond = int((1 - precision) * len(ranks))
+    return 1 + int(sorted(ranks)[-1 - beyond])
+
+
+def calibrate_digits(engine: DramEngine, held: HeldOut, settings: Settings, precision: float) -> Settings:
+    """Return settings with a scan of digits: the survivors and candidates that reach the precision, or none if none do.
+
+    They are to spare as those of :func:`spare_preview`, by digits and by all directions.
     """
     words = len(engine.codes.norms)
-    limits = [limit for limit in LIMITS if limit >= held.k]
-    few = held.some(_COARSE_HELD)
-    for limit in limits:
-        tried = settings.with_(digit_limit=limit)
-
-        def reach(among: HeldOut, tried: Settings = tried) -> float:
-            candidates, coarse = tried.preview(held.k, words, True)
-            return among.precision(engine.preview(among.hidden, held.k, candidates, coarse).values)
-
-        if reach(few) >= precision and (reached := reach(held)) >= precision:
-            return tried.with_(digit_limit=_DIGITS_TIMES * limit, reached=settings.reached | {"preview": reached})
+    most, limit = min(words, _DIGIT_SURVIVORS_MOST), settings.limit(held.k, words)
+    least = _SPARE * _rank_reached(engine, held, limit, settings.asked)
+    limit = min(limit, max(held.k, _PREVIEW_LEAST, least))
+    survivors = max(limit, _SPARE * _rank_reached(engine, held, most, settings.asked, Coarse(0, most)))
+    while survivors <= most:
+        tried = settings.with_(digit_limit=limit, digit_survivors=survivors)
+        reached = held.precision(engine.preview(held.hidden, held.k, *tried.preview(held.k, words, True)).values)
+        if reached >= precision:
+            return tried.with_(reached=settings.reached | {"preview": reached})
+        survivors *= 2
     return settings
 
 
@@ -237,9 +265,10 @@ def calibrate_far(engine: DramEngine, held: HeldOut, settings: Settings, seed: i
 def scan_cost(codes: Codes, settings: Settings) -> float:
     """Return the cost of a preview in bytes that are read in the same time."""
     words, width = len(codes.norms), codes.blocks.width
-    if codes.digits is not None and settings.digit_limit:
+    if codes.digits is not None and settings.digit_survivors:
         row = _LOOKED_AT + 4 * len(codes.projection.mean)
-        return float(words * (codes.digits.count // 4 + _NUMBERS)) + settings.digit_limit * row
+        scanned = words * (codes.digits.count // 4 + _NUMBERS)
+        return float(scanned + settings.digit_survivors * _LOOKED_AT + settings.digit_limit * row)
     if settings.coarse_width:
         return _coarse_cost(words, settings.coarse_width, settings.survivors // 2)
     return float(words * (width + _NUMBERS))

@@ -32,8 +32,9 @@ class Settings:
     coarse_width, survivors
         Leading directions that the preview scans first, and rows of which it then scans all directions. Zero if it
         scans all directions of all rows at once.
-    digit_limit
-        Candidates that the preview ranks exactly if it scans digits; zero if it does not.
+    digit_survivors, digit_limit
+        Rows that a scan of digits leaves for all directions, and candidates that the preview then ranks exactly; zero
+        if it does not scan digits.
     graph_ef, graph_limit, probes
         List length of the walk, candidates that it ranks exactly, and groups that lend their seeds.
     screen_probes, screen_limit
@@ -73,6 +74,7 @@ class Settings:
     reached: dict[str, float] = field(default_factory=dict)
     choices: Choices = ((1, "preview"),)
     ranges: tuple[tuple[float, float], ...] = ()
+    digit_survivors: int = 0
     digit_limit: int = 0
 
     @property
@@ -91,7 +93,7 @@ class Settings:
     @property
     def candidates_most(self) -> int:
         """The most candidates of an answer with at most the build's k."""
-        preview = max(self.preview_limit, self.survivors, self.digit_limit)
+        preview = max(self.preview_limit, self.survivors, self.digit_survivors)
         return max(CERTIFY_LIMIT, HEAD, preview, self.graph_limit, self.far_limit)
 
     def with_(self, **changes: Any) -> Self:
@@ -104,9 +106,9 @@ class Settings:
 
     def preview(self, k: int, words: int, digits: bool) -> tuple[int, Coarse]:
         """Return the candidates and the first pass of the preview, by digits if it may."""
-        if digits and self.digit_limit:
-            limit = min(words, self.scaled(self.digit_limit, k))
-            return limit, Coarse(0, limit)
+        if digits and self.digit_survivors:
+            survivors = min(words, self.scaled(self.digit_survivors, k))
+            return min(survivors, self.scaled(self.digit_limit, k)), Coarse(0, survivors)
         return self.limit(k, words), self.coarse(k)
 
     def walk(self, way: str, among: bool = False) -> Walk:

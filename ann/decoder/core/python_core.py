@@ -58,7 +58,7 @@ class PythonCore:
             names = self._allowed(allowed, number)
             estimates, margins, variances = (each[names] for each in self._estimate(state, variance))
             keys = estimates + margins if bounds else estimates
-            keys = self._after_coarse(keys, names, state, coarse)
+            keys = self._after_coarse(keys, names, state, coarse, limit)
             order = np.argsort(-keys, kind="stable")
             order = order[keys[order] > -np.inf]
             places, cut = order[:limit], keys[order[limit]] if limit < len(order) else -np.inf
@@ -119,7 +119,7 @@ class PythonCore:
             names = self._allowed(allowed, number)
             estimates, margins, variances = (each[names] for each in self._estimate(state, variance, coordinates))
             key = estimates + margins if bounds else estimates
-            key = self._after_coarse(key, names, state, coarse, coordinates)
+            key = self._after_coarse(key, names, state, coarse, limit, coordinates)
             order = np.argsort(-key, kind="stable")
             order = order[key[order] > -np.inf]
             chosen = order[:limit]
@@ -251,15 +251,18 @@ class PythonCore:
         return np.flatnonzero(unpacked(allowed[[0 if len(allowed) == 1 else number]], self._rows))
 
     def _after_coarse(
-        self, keys: Doubles, names: Ints, state: Floats, coarse: tuple[int, int], coordinates: bool = False
+        self, keys: Doubles, names: Ints, state: Floats, coarse: tuple[int, int], limit: int, coordinates: bool = False
     ) -> Doubles:
-        """Return keys in which only the best by their first `width` directions are left, if any are asked for."""
+        """Return keys in which only the best by a coarse scan are left, if one is asked for."""
         width, survivors = coarse
         if (width == 0 and survivors == 0) or survivors >= len(keys):
             return keys
         if width == 0:
-            return self._by_digits(state, coordinates)[names]
-        estimates, _, _ = self._estimate(state, 0.0, coordinates, width)
+            estimates = self._by_digits(state, coordinates)
+            if survivors <= limit:
+                return estimates[names]
+        else:
+            estimates, _, _ = self._estimate(state, 0.0, coordinates, width)
         left = np.full_like(keys, -np.inf)
         best = np.argsort(-estimates[names], kind="stable")[:survivors]
         left[best] = keys[best]

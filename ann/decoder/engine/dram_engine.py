@@ -71,6 +71,13 @@ class DramEngine:
         _check(bad, hidden)
         return TopK(values, indices)
 
+    def candidates(self, hidden: Floats, limit: int, coarse: Coarse = ALL_DIRECTIONS) -> Ints:
+        """Return the rows of the `limit` largest estimates, int64 ``[n, limit]``, the largest first."""
+        rows, keys = np.empty((len(hidden), limit), np.int64), np.empty((len(hidden), limit, 2), np.float32)
+        left = np.empty(len(hidden), np.float32)
+        _check(self._core.candidates(hidden=hidden, coarse=coarse, rows=rows, keys=keys, left=left), hidden)
+        return rows
+
     def certify(self, hidden: Floats, k: int, limit: int, allowed: Allowed | None = None) -> TopK:
         """Rank exactly, in descending order of upper bounds, until no row left can be among the k largest."""
         values, indices = _room(len(hidden), k)

@@ -17,7 +17,7 @@ CERTIFY_LIMIT = 2048  # candidates of a proof
 class Coarse(NamedTuple):
     """The first pass of a scan: the leading `width` directions of all rows, of which `survivors` are scanned whole.
 
-    With survivors but no width it is the only pass: over the digits of all rows, and all survivors are candidates.
+    With survivors but no width it scans the digits of all rows; if these are all candidates, there is no second pass.
     """
 
     width: int

@@ -31,7 +31,7 @@ bool are_within(const float* values, std::size_t count, float most) {
 }
 
 // A scan of the first `width` directions alone, whose `survivors` are estimated again by all; none of it at zero. With
-// survivors but no width, a scan of the digits, whose survivors are all candidates.
+// survivors but no width, a scan of the digits, whose survivors may be all candidates.
 struct Coarse {
   std::size_t width, survivors;
 };
@@ -155,6 +155,7 @@ DecoderCore::DecoderCore(ProjectionArrays projection, std::optional<BlockArrays>
   const auto& [mean, turn, common, rows] = projection_arrays_;
   projection_ = {mean.data(), turn.data(), common.data(), turn.shape(1), turn.shape(0)};
   require(mean.size() == turn.shape(1) && common.size() == turn.shape(1), "mean, common: float32 [d]");
+  require(turn.shape(0) % 4 == 0, "turn: a multiple of 4");
   rows_ = rows;
   require(rows_ > 0 && rows_ < kNoRow, "rows: 1 to 2**32 - 2");
   if (block_arrays_) look_at(*block_arrays_);
@@ -180,8 +181,9 @@ void DecoderCore::look_at(const BlockArrays& arrays) {
 
 void DecoderCore::look_at(const CodeArrays& arrays) {
   const auto& [codes, numbers] = arrays;
-  require(codes.shape(0) == rows_ && codes.shape(1) > 0 && codes.shape(1) <= projection_.turned,
-          "codes: uint8 [rows, width], within turn");
+  require(
+      codes.shape(0) == rows_ && codes.shape(1) > 0 && codes.shape(1) % 4 == 0 && codes.shape(1) <= projection_.turned,
+      "codes: uint8 [rows, width], a multiple of 4, within turn");
   require(numbers.has_shape(2, rows_), "codes: numbers float32 [2, rows]");
   codes_ = RowCodes{codes.data(), rows_, codes.shape(1), numbers.data(), numbers.data() + rows_};
 }
@@ -250,14 +252,11 @@ Coarse DecoderCore::check_coarse(const Two& coarse, std::size_t limit, bool all_
   const auto [width, survivors] = coarse;
   if (width == 0 && survivors == 0) return {0, 0};
   require(!all_needed, "coarse: not with bounds, nor with a partition function");
-  if (width == 0) {
-    require(digits_.has_value() && survivors == limit,
-            "coarse: no width needs digits, and all survivors as candidates");
-    return {0, std::min(survivors, rows_)};
-  }
+  require(width > 0 || digits_.has_value(), "coarse: no width needs digits");
   require(width % 4 == 0 && width <= blocks_->width && survivors >= limit,
           "coarse: a multiple of 4, within the width; survivors >= limit");
-  require(codes_.has_value() && codes_->width == blocks_->width, "coarse: needs codes of the same width by row");
+  require((width == 0 && survivors == limit) || (codes_.has_value() && codes_->width == blocks_->width),
+          "coarse: needs codes of the same width by row");
   return {width, std::min(survivors, rows_)};
 }
 
@@ -306,7 +305,7 @@ void DecoderCore::scan(Workspace& space, const float* hidden, const Part& part, 
 std::vector<Logit>& DecoderCore::candidates_of(Workspace& space, std::size_t slot, std::size_t limit,
                                                const Coarse& coarse) {
   std::vector<Logit>& found = space.largest[slot].finish();
-  if (coarse.width > 0) space.survivors.refine(*codes_, space.queries[slot], found, limit);
+  if (coarse.width > 0 || coarse.survivors > limit) space.survivors.refine(*codes_, space.queries[slot], found, limit);
   return found;
 }
 

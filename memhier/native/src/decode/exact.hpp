@@ -21,12 +21,15 @@ using Logit = Candidate<std::uint32_t>;
 // The `limit` largest of the candidates offered. Holds at most twice as many.
 class Largest {
  public:
-  void start(std::size_t limit) {
+  // Candidates that are not above the threshold are known to be too many.
+  void start(std::size_t limit, float threshold = -kInfinity) {
     limit_ = limit;
     items_.clear();
     items_.reserve(2 * limit);
-    threshold_ = -kInfinity;
+    threshold_ = threshold;
   }
+  std::size_t limit() const { return limit_; }
+  std::size_t size() const { return items_.size(); }
   // A candidate that is not above it need not be offered.
   float threshold() const { return threshold_; }
   void offer(const Logit& candidate) {

@@ -14,11 +14,6 @@ namespace memhier {
 namespace {
 
 constexpr std::size_t kLane = 64;
-constexpr std::size_t kRowsAhead = 2;  // directions on their way from memory while one is multiplied
-
-void prefetch(const float* values, std::size_t count) {
-  for (std::size_t i = 0; i < count; i += 16) __builtin_prefetch(values + i);
-}
 
 MEMHIER_CLONES
 void subtract(const float* left, const float* right, std::size_t count, float* out) {
@@ -36,22 +31,33 @@ double dot_away(const float* left, const float* hidden, const float* mean, std::
   return sum;
 }
 
-// The same for four rows of `left` at once, as one sum alone waits for each addition.
-MEMHIER_CLONES
-void dot_four(const float* left, const double* away, std::size_t count, float* dots) {
-  double a = 0, b = 0, c = 0, d = 0;
+// Products of four rows of `left` at once, as one sum alone waits for each addition.
+template <class Number>
+MEMHIER_INLINE void dot_four(const float* left, const Number* away, std::size_t count, float* dots) {
+  Number a = 0, b = 0, c = 0, d = 0;
   const float *second = left + count, *third = second + count, *fourth = third + count;
 #pragma omp simd reduction(+ : a, b, c, d)
   for (std::size_t i = 0; i < count; ++i) {
-    a += static_cast<double>(left[i]) * away[i];
-    b += static_cast<double>(second[i]) * away[i];
-    c += static_cast<double>(third[i]) * away[i];
-    d += static_cast<double>(fourth[i]) * away[i];
+    a += static_cast<Number>(left[i]) * away[i];
+    b += static_cast<Number>(second[i]) * away[i];
+    c += static_cast<Number>(third[i]) * away[i];
+    d += static_cast<Number>(fourth[i]) * away[i];
   }
   dots[0] = static_cast<float>(a);
   dots[1] = static_cast<float>(b);
   dots[2] = static_cast<float>(c);
   dots[3] = static_cast<float>(d);
+}
+
+// Clones must be plain functions: GCC makes none of a template.
+MEMHIER_CLONES
+void dot_four_precise(const float* left, const double* away, std::size_t count, float* dots) {
+  dot_four(left, away, count, dots);
+}
+
+MEMHIER_CLONES
+void dot_four_floats(const float* left, const float* away, std::size_t count, float* dots) {
+  dot_four(left, away, count, dots);
 }
 
 MEMHIER_CLONES
@@ -120,19 +126,18 @@ void CodedQuery::assign(const Projection& projection, const float* hidden, std::
   away_.resize(dimension);
   z_.resize(std::max(turned_, z_.size()));
   subtract(hidden, projection.mean, dimension, away_.data());
-  std::size_t done = 0;
   if (bounds) {
     precise_.resize(dimension);
     for (std::size_t i = 0; i < dimension; ++i)
       precise_[i] = static_cast<double>(hidden[i]) - static_cast<double>(projection.mean[i]);
-    for (; done + 4 <= turned_; done += 4)
-      dot_four(projection.turn + done * dimension, precise_.data(), dimension, z_.data() + done);
   }
-  for (; done < turned_; ++done) {
-    const float* row = projection.turn + done * dimension;
-    if (done + kRowsAhead < turned_) prefetch(row + kRowsAhead * dimension, dimension);
-    z_[done] = bounds ? static_cast<float>(dot_away(row, hidden, projection.mean, dimension))
-                      : dot_floats(row, away_.data(), dimension);
+  std::size_t done = 0;
+  for (; done + 4 <= turned_; done += 4) {
+    const float* rows = projection.turn + done * dimension;
+    if (bounds)
+      dot_four_precise(rows, precise_.data(), dimension, z_.data() + done);
+    else
+      dot_four_floats(rows, away_.data(), dimension, z_.data() + done);
   }
   shift_ = static_cast<float>(dot_away(projection.common, hidden, projection.mean, dimension));
   round(width);

@@ -17,6 +17,7 @@ namespace memhier {
 namespace {
 
 constexpr std::size_t kLanes = 16;
+constexpr std::size_t kSampled = 16;
 
 // Plain products of a chunk's first `width` directions: for a compiler to vectorise over the rows.
 MEMHIER_CLONES
@@ -228,13 +229,39 @@ void DigitQuery::assign(const DigitCodes& digits, const CodedQuery& query) {
   }
 }
 
+// One chunk in 16 is scanned before all others. It tells a key that few more rows than are wanted exceed.
 void BlockScan::run(const BlockCodes& rows, const DigitCodes& digits, std::span<const DigitQuery> own,
                     const ScanQueries& queries) {
+  const std::size_t chunks = rows.padded_rows / kChunkRows, sampled = (chunks + kSampled - 1) / kSampled;
+  std::size_t limits[kQueries];
+  for (std::size_t q = 0; q < own.size(); ++q) {
+    limits[q] = queries.largest[q].limit();
+    const double expected = static_cast<double>(limits[q] * sampled) / static_cast<double>(chunks);
+    queries.largest[q].start(static_cast<std::size_t>(expected + 4 * std::sqrt(expected) + 8));
+  }
+  pass(rows, digits, own, queries, kSampled * kChunkRows);
+  for (std::size_t q = 0; q < own.size(); ++q) {
+    queries.largest[q].finish();
+    queries.largest[q].start(limits[q], queries.largest[q].threshold());
+  }
+  pass(rows, digits, own, queries, kChunkRows);
+  for (std::size_t q = 0; q < own.size(); ++q) {
+    Largest& largest = queries.largest[q];
+    if (largest.size() >= limits[q] || largest.threshold() == -kInfinity) continue;
+    largest.start(limits[q]);  // the sampled chunks have more than their share of the largest
+    pass(rows, digits, own.subspan(q, 1),
+         {queries.coded.subspan(q, 1), queries.allowed.subspan(q, 1), queries.largest.subspan(q, 1), {}}, kChunkRows);
+  }
+}
+
+// Offers the rows of chunks so many rows apart.
+void BlockScan::pass(const BlockCodes& rows, const DigitCodes& digits, std::span<const DigitQuery> own,
+                     const ScanQueries& queries, std::size_t step) {
   const std::int8_t* bytes[DigitQuery::kParts][kQueries];
   for (std::size_t q = 0; q < own.size(); ++q)
     for (std::size_t part = 0; part < DigitQuery::kParts; ++part) bytes[part][q] = own[q].bytes(part);
   const std::size_t leading = DigitQuery::count(digits, 0);
-  for (std::size_t first = 0; first < rows.padded_rows; first += kChunkRows) {
+  for (std::size_t first = 0; first < rows.padded_rows; first += step) {
     const auto reaches = [first](const AllowedRows& allowed) { return allowed.reaches(first); };
     if (std::none_of(queries.allowed.begin(), queries.allowed.end(), reaches)) continue;
     const std::uint8_t* codes = digits.codes + first * (digits.count / 4);

@@ -114,6 +114,8 @@ class BlockScan {
            const ScanQueries& queries);
 
  private:
+  void pass(const BlockCodes& rows, const DigitCodes& digits, std::span<const DigitQuery> own,
+            const ScanQueries& queries, std::size_t step);
   void exclude(const AllowedRows& allowed, std::size_t first);
   void offer(const BlockCodes& rows, std::size_t first, const AllowedRows& allowed, const float* keys,
              Largest& largest);
