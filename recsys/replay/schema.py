@@ -1,6 +1,7 @@
 """The schema of samples: named fields of any dtype and shape."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
@@ -31,7 +32,7 @@ class Column(NamedTuple):
     @property
     def bytes(self) -> int:
         """Of one sample."""
-        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
@@ -139,16 +140,10 @@ class Schema:
         self.columns: dict[str, Column] = {}
         for name, field in self.fields.items():
             self.columns |= field.columns(name)
-
-    @property
-    def sample_bytes(self) -> int:
-        """Of one sample in memory."""
-        return sum(column.bytes for column in self.columns.values())
-
-    @property
-    def mutable(self) -> list[str]:
-        """The names of the fields that may be given new values."""
-        return [name for name, field in self.fields.items() if field.mutable]
+        # Of one sample in memory.
+        self.sample_bytes: int = sum(column.bytes for column in self.columns.values())
+        # The names of the fields that may be given new values.
+        self.mutable: list[str] = [name for name, field in self.fields.items() if field.mutable]
 
     def check(self, batch: Mapping[str, Any]) -> tuple[int, Columns]:
         """Return the number of samples in a batch and its columns; raise for an unfit batch.
@@ -232,6 +227,8 @@ class Schema:
 
 def _check_values(name: str, field: Field, values: Any) -> NDArray[Any]:
     """Return values of a field of fixed size as an array; raise for unfit ones."""
+    if type(values) is np.ndarray and values.ndim and values.dtype == field.dtype and values.shape[1:] == field.shape:
+        return values
     array, dtype = as_array(f"batch[{name!r}]", values), np.dtype(field.dtype)
     if array.dtype.kind in "SU" and np.can_cast(array.dtype, dtype):
         array = array.astype(dtype, copy=False)  # texts that are all short have a type of their own

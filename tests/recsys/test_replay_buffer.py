@@ -39,6 +39,23 @@ def filled(place: Path, count: int = 60, **options: Any) -> CarouselBuffer:
     return buffer
 
 
+@pytest.mark.parametrize("admit", ["reservoir", "ring", "class_balanced"])
+def test_samples_added_one_by_one_are_stored_as_those_added_together(admit: str, tmp_path: Path) -> None:
+    ids, kept = np.arange(150), []
+    for size in (1, 150):
+        with CarouselBuffer(tmp_path / f"{size}", memory=8, storage=40, schema=IMAGE, admit=admit, seed=5) as buffer:
+            for some in np.split(ids, 150 // size):
+                buffer.add(images(some), labels=some % 4, times=some)
+            kept.append(np.sort(buffer.stored_ids()))
+            buffer.forget({"before": 90})
+            kept.append(np.sort(buffer.stored_ids()))
+            buffer.forget({"label": 1})
+            kept.append(np.sort(buffer.stored_ids()))
+            assert (kept[-1] >= 90).all()
+            assert (kept[-1] % 4 != 1).all()
+    assert all(map(np.array_equal, kept[:3], kept[3:]))
+
+
 # Arguments.
 
 

@@ -35,6 +35,7 @@ from memhier.recsys.replay.schema import Columns, Schema
 __all__ = ["Admission", "Everything", "Reservoir", "Ring"]
 
 Ints = NDArray[np.int64]
+_NONE: Ints = np.empty(0, np.int64)
 
 
 class Admission(Protocol):
@@ -158,6 +159,9 @@ class Reservoir:
         self, placement: Placement, uniforms: NDArray[np.float64], before: int, first: int
     ) -> tuple[Ints, Ints]:
         """Return the samples from `first` on that replace others, in order, and the positions that they take."""
+        if first == len(uniforms) - 1:  # numpy takes longer for one
+            target = int(uniforms[first, 0] * (before + first + 1))
+            return (np.array([first]), np.array([target])) if target < placement.members.size else (_NONE, _NONE)
         came = np.arange(before + first + 1, before + len(uniforms) + 1)
         targets = (uniforms[first:, 0] * came).astype(np.int64)
         kept = (targets < placement.members.size).nonzero()[0]

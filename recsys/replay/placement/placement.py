@@ -201,8 +201,8 @@ class Members:
         self._numbers[positions], self._ids[positions] = numbers, ids
         self._mark(positions)
 
-    def note(self, positions: Ints, labels: NDArray[np.integer], times: NDArray[Any] | int) -> None:
-        """Note the labels of the samples at positions, and when they came."""
+    def note(self, positions: Ints | int, labels: Any, times: Any) -> None:
+        """Note the labels of the samples at positions, and when they came; numbers for one."""
         self._labels[positions], self._times[positions] = labels, times
         self._mark(positions)
 
@@ -562,6 +562,11 @@ class Placement:
 
     def note(self, decisions: Decisions, labels: Ints, times: Ints | int) -> None:
         """Note the labels of samples that storage keeps, and when they came: each one's Unix time, or one for all."""
+        if len(labels) == 1:  # numpy takes longer for one
+            position = int(decisions.positions[0])
+            if position >= 0:
+                self.members.note(position, labels[0], times if isinstance(times, int) else times[0])
+            return
         kept = (decisions.positions >= 0).nonzero()[0]
         if len(kept):
             moments = times if isinstance(times, int) else times[kept]
