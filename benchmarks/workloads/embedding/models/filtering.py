@@ -9,7 +9,8 @@ and the count of others is a figure. Recall@20 is the mean over users of the sha
 that the user does not have yet.
 
 HEAT (arXiv 2304.07334) has Recall@20 of .1836 with this loss, SimpleX (arXiv 2109.12613) .1837 for its matrix
-factorization, NGCF's paper (arXiv 1905.08108) .1291 for BPR. Negatives may be items that the user has.
+factorization, NGCF's paper (arXiv 1905.08108) .1291 for BPR. Negatives that the user has count in BPR alone. With
+``--dropout`` each step leaves out some coordinates of its users, drawn from the number of the step.
 """
 
 import time
@@ -52,6 +53,7 @@ class Settings:
     margin: float
     weight: float
     decay: float
+    dropout: float
     dim: int
 
 
@@ -60,12 +62,14 @@ class Step:
     """Rows to look up: `count` users, as many items, then negatives.
 
     `picks` are the places of each sample's negatives; `known` pairs of sample and place are items that the user has.
+    `kept` is 0 for the coordinates of users that are dropped, and 1 for the others.
     """
 
     ids: Tensor
     count: int
     picks: Tensor | None
     known: Tensor | None
+    kept: Tensor | None
 
 
 class Known:
@@ -110,7 +114,13 @@ class Steps:
             negatives, picks = self._negatives(step, len(some))
             ids = torch.cat([some[:, 0], self.users + some[:, 1], self.users + negatives])
             known = None if self._settings.loss == "bpr" else self._known.among(some[:, 0], negatives)
-            yield Step(ids, len(some), picks, known)
+            yield Step(ids, len(some), picks, known, self._kept(step, len(some)))
+
+    def _kept(self, step: int, count: int) -> Tensor | None:
+        if not self._settings.dropout:
+            return None
+        drawn = np.random.default_rng([2, step]).random((count, self._settings.dim), np.float32)
+        return torch.from_numpy((drawn >= self._settings.dropout).astype(np.float32))
 
     def _negatives(self, step: int, count: int) -> tuple[Tensor, Tensor | None]:
         rng = np.random.default_rng([1, step])
@@ -129,6 +139,7 @@ class Steps:
 def loss_of(settings: Settings, step: Step, rows: Tensor) -> Tensor:
     """Return the loss of a step."""
     users, items, negatives = torch.tensor_split(rows, [step.count, 2 * step.count])
+    users = users if step.kept is None else users * step.kept
     if settings.loss == "ccl":
         return cosine_contrastive_loss(
             users, items, negatives, margin=settings.margin, weight=settings.weight, picks=step.picks, known=step.known
@@ -223,6 +234,7 @@ class Training:
 @click.option("--margin", default=0.4, show_default=True)
 @click.option("--weight", default=150.0, show_default=True, help="Of the negatives.")
 @click.option("--decay", default=1e-4, show_default=True, help="Of the rows, in BPR.")
+@click.option("--dropout", default=0.0, show_default=True, help="Share of a user's coordinates that a step leaves out.")
 @click.option("--dim", default=64, show_default=True)
 @click.option("--recall/--no-recall", "ranks", default=True, show_default=True, help="Rank items for all users.")
 def main(scratch: Path, ways: tuple[str, ...], share: float, ranks: bool, **settings: Any) -> Outcome:
