@@ -306,6 +306,16 @@ def test_lists_as_long_as_a_head_have_their_distribution(top_k):
     assert sampler.full_rows == ({"top_k beyond the bounds": 300} if top_k > DRAWS_MOST else {})
 
 
+@pytest.mark.filterwarnings("ignore:.*does not reach precision", "error::RuntimeWarning")
+@pytest.mark.parametrize("options", [{}, {"top_p": 0.9}, {"typical_p": 0.9}, {"eta_cutoff": 1e-3}])
+def test_sums_of_bounds_beyond_double_precision_draw_without_a_warning(options):
+    weight, bias, states = make_layer()
+    index = LogitIndex.build(weight, bias, contexts=states[:300], method="preview", rank=2)
+    rule = Truncation(temperature=1e-6, **options)
+    drawn = Sampler(Layer(index, index.logits), rule, torch.Generator().manual_seed(0))(states[300:320])
+    assert (drawn == index.logits(states[300:320]).argmax(1)).all()
+
+
 @pytest.mark.filterwarnings("ignore:.*hidden states are unlike the contexts")
 @pytest.mark.parametrize("words", [50, 1500])
 @pytest.mark.parametrize("states", ["zero", "far", "gaussian", "none"])

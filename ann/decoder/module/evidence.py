@@ -13,8 +13,8 @@ import numpy.typing as npt
 __all__ = ["ERROR", "is_mean_above"]
 
 ERROR = 1e-6
-_TOGETHER = 16  # factors whose product is far from the limits of double precision
 _STAKES = np.array([0.05, 0.3, 0.95])[:, None, None]
+_EQUAL = float(np.log(len(_STAKES)))  # stakes have equal parts of the wealth
 
 Doubles: TypeAlias = npt.NDArray[np.float64]
 
@@ -31,20 +31,12 @@ def is_mean_above(sample: Doubles, limit: Doubles, tests: int = 1) -> npt.NDArra
     tests
         Divides the chance of an error, for a decision by so many tests.
     """
-    inside = np.clip(limit, 1e-12, 1 - 1e-12)
-    above = sample.mean(1) > inside  # the one bet of two that can have won
+    inside = np.minimum(np.maximum(limit, 1e-12), 1 - 1e-12)
+    above = sample.sum(1) > inside * sample.shape[1]  # the one bet of two that can have won
     gain = (sample - inside[:, None]) / np.where(above, inside, inside - 1)[:, None]
-    wealth = np.logaddexp.reduce(_logs_of(1 + _STAKES * gain), axis=0) - np.log(len(_STAKES))
+    wealth = np.logaddexp.reduce(np.log(1 + _STAKES * gain).sum(-1), axis=0) - _EQUAL
     enough = np.log(2 * tests / ERROR)
     verdict = np.where(wealth >= enough, np.where(above, 1, -1), 0)
     verdict[limit < 0] = 1
     verdict[limit > 1] = -1
     return verdict.astype(np.int8)
-
-
-def _logs_of(factors: Doubles) -> Doubles:
-    """Return the logarithm of the product of the last axis; a factor is 0.05 to 10^12."""
-    whole = factors.shape[-1] // _TOGETHER * _TOGETHER
-    products = factors[..., :whole].reshape(*factors.shape[:-1], -1, _TOGETHER).prod(-1)
-    found: Doubles = np.log(products).sum(-1) + np.log(factors[..., whole:]).sum(-1)
-    return found

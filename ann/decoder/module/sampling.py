@@ -20,7 +20,7 @@ import torch
 from memhier.ann.decoder.engine.envelope import AS_IS, DRAWS_MOST, Shape
 from memhier.ann.decoder.index import LogitIndex
 from memhier.ann.decoder.layer import LOGITS_MOST, Floats, Ints
-from memhier.ann.decoder.module.truncation import Truncation, drawn_of, shares_of
+from memhier.ann.decoder.module.truncation import Truncation, drawn_of, places_of, shares_of
 from memhier.ann.decoder.module.verdicts import DECIDED, TRIES, Asked, Bounded, Verdicts
 
 __all__ = ["HEAD_WORDS", "Known", "Layer", "Sampler"]
@@ -30,7 +30,7 @@ HEAD_WORDS = 256
 _STAGES = ((HEAD_WORDS, 192), (1024, 1024), (4096, 4096), (DRAWS_MOST, DRAWS_MOST))
 _LISTED = {"top_k": (4, 16), "min_p": (1, 4, 16)}  # times so many words of the head, before the full product
 _WORDS_AT_ONCE = 1 << 15  # of all states, with some 100 bytes each: more states take turns
-_NOTHING = 1e-300
+_NOTHING, _LEAST = 1e-300, -1e300
 _RARE = 8.0  # words with bounds below some together have at most exp of minus this of the tail
 
 Doubles: TypeAlias = npt.NDArray[np.float64]
@@ -79,7 +79,7 @@ class Known:
 
     def of(self, rows: Ints) -> "Known":
         """Return those of some states."""
-        return Known(self.words[rows], self.logits[rows])
+        return Known(self.words[rows], self.logits[rows]) if self.words.size else self
 
 
 class Sampler:
@@ -147,29 +147,32 @@ class Sampler:
             words = np.concatenate([words, known.words], 1)
             scores = np.concatenate([scores, known.logits / self._rule.temperature], 1)
             scores[words < 0] = -np.inf
-        bounds: Doubles = inverse * found.bounds.astype(np.float64)
+        bounds = np.multiply(found.bounds, inverse, dtype=np.float64)
         cut, log_sum = inverse * found.cut, found.log_sum
         if layer.rounding:
             slack = layer.rounding * np.abs(np.where(np.isfinite(cut), cut, 0.0))
             bounds, cut, log_sum = bounds + slack[:, None], cut + slack, log_sum + slack
         best = scores.max(1)
-        shares = np.exp(_minus(scores, best[:, None]))
-        total = np.maximum(shares.sum(1), _NOTHING)
         drawn_scores = self._scores(found.drawn_logits)
-        kept = np.exp(np.minimum(_minus(drawn_scores, bounds), 0))
-        whole, log_words = best + np.log(total), np.log(layer.index.shape[0])
         with np.errstate(invalid="ignore", over="ignore"):
+            shares = np.exp(scores - np.maximum(best, _LEAST)[:, None])
+            total = np.maximum(shares.sum(1), _NOTHING)
+            kept = np.exp(np.minimum(drawn_scores - np.maximum(bounds, _LEAST), 0))
+            whole = best + np.log(total)
             tail = np.exp(log_sum - whole)
-            rare = cut - _RARE - log_words + np.clip(log_sum - cut, 0, log_words)
-            rare_sum = np.where(np.isneginf(cut), 0.0, np.exp(rare + log_words - whole))
+            rare, rare_sum = cut, tail  # true, and as good as any where no mean score is asked for
+            if self._rule.typical_p is not None or self._rule.eta_cutoff is not None:
+                log_words = np.log(layer.index.shape[0])
+                rare = cut - _RARE - log_words + np.clip(log_sum - cut, 0, log_words)
+                rare_sum = np.where(np.isneginf(cut), 0.0, np.exp(rare + log_words - whole))
         return Bounded(
             words, scores, best, shares, total, tail, cut, found.drawn, drawn_scores, bounds, kept, rare, rare_sum
         )
 
     def _scores(self, logits: Floats) -> Doubles:
-        changed = np.asarray(self._layer.finish(logits), np.float64) / self._rule.temperature
-        out = np.isneginf(logits)
-        return np.where(out, -np.inf, changed) if out.any() else changed
+        changed: Doubles = np.asarray(self._layer.finish(logits), np.float64) / self._rule.temperature
+        np.putmask(changed, logits == -np.inf, -np.inf)
+        return changed
 
     def _listed(self, states: Floats, known: Known, rows: Ints, limit: int, drawn: Ints) -> Ints:
         """Draw for states of which all words that the first truncation keeps are found; return the others."""
@@ -199,47 +202,38 @@ class Sampler:
         for limit, draws in _STAGES:
             draws = draws if self._rule.steps else TRIES  # all others are evidence
             for some in _parts(rows, limit + draws):
-                found = self._bounded(states[some], known.of(some), limit, self._uniforms(len(some), draws))
-                self._decided(found, some, levels, drawn, pending)
+                evidence, uniforms = len(some) * draws, self._uniforms(len(some) * (draws + 2 * TRIES))
+                numbers, tries = uniforms[:evidence].reshape(-1, draws), uniforms[evidence:].reshape(2, -1, TRIES)
+                found = self._bounded(states[some], known.of(some), limit, numbers)
+                self._decided(found, some, tries, levels, drawn, pending)
             rows = rows[drawn[rows] < 0]
+            if not len(rows):
+                break
         return rows
 
-    def _decided(self, found: Bounded, rows: Ints, levels: Doubles, drawn: Ints, pending: Ints) -> None:
+    def _decided(self, found: Bounded, rows: Ints, tries: Doubles, levels: Doubles, drawn: Ints, pending: Ints) -> None:
         """Try words of each state until one stays or is open; it is drawn, or pending with its score in `levels`."""
-        side, keeps = self._uniforms(2, len(rows), TRIES)
-        share = 1 / (1 + found.tail)[:, None]  # of the head
-        of_head = side < share
+        side, keeps = tries
+        uniform = side * (1 + found.tail)[:, None]  # in units of the head
+        of_head = uniform < 1
         taken = of_head | (keeps < found.kept[:, :TRIES])
         verdicts, live = Verdicts(found, self._rule), np.arange(len(rows))
         while len(live):
-            at = taken[live].argmax(1)
-            new = pending[rows[live]] < 0
-            words, scores = self._tried_words(found, live, at, of_head, side / share)
-            names = rows[live]
-            pending[names] = np.where(new, np.where(taken[live, at], words, -1), pending[names])
-            levels[names] = np.where(new, scores, levels[names])
-            left = live[pending[names] >= 0]
+            fresh = live[pending[rows[live]] < 0]
+            if len(fresh):
+                at = taken[fresh].argmax(1)
+                words, levels[rows[fresh]] = _tried_words(found, fresh, at, of_head[fresh, at], uniform[fresh, at])
+                pending[rows[fresh]] = np.where(taken[fresh, at], words, -1)
+            left = live[pending[rows[live]] >= 0]
             verdict = verdicts(left, Asked(pending[rows[left]], levels[rows[left]]))
-            stays, goes = left[verdict > 0], left[verdict < 0]
+            stays, live = left[verdict > 0], left[verdict < 0]
             drawn[rows[stays]] = pending[rows[stays]]
-            if not len(goes):
+            if not len(live):
                 break
-            pending[rows[goes]] = -1
+            pending[rows[live]] = -1
             # A word of the stage before is no try of this one.
-            tried = np.isin(goes, live[new])
-            taken[goes[tried], taken[goes[tried]].argmax(1)] = False
-            live = goes
-
-    @staticmethod
-    def _tried_words(found: Bounded, live: Ints, at: Ints, of_head: Bits, uniform: Doubles) -> tuple[Ints, Doubles]:
-        """Return words and scores of one try of each live state."""
-        sums = np.cumsum(found.shares[live], 1)
-        place = (sums <= (uniform[live, at] * sums[:, -1])[:, None]).sum(1)
-        last = sums.shape[1] - 1 - np.argmax(found.shares[live, ::-1] > 0, axis=1)  # rounding may leave a little
-        place = np.minimum(place, last)
-        here = of_head[live, at]
-        words = np.where(here, found.words[live, place], found.drawn[live, at])
-        return words, np.where(here, found.scores[live, place], found.drawn_scores[live, at])
+            tried = live[np.isin(live, fresh)]
+            taken[tried, taken[tried].argmax(1)] = False
 
     def _full_of(self, states: Floats, known: Known, rows: Ints, drawn: Ints, pending: Ints) -> None:
         """Draw for the rows from all logits; a pending word is the draw if it stays."""
@@ -257,13 +251,14 @@ class Sampler:
             drawn[some] = np.where(stays, waits, fresh)
 
 
+def _tried_words(found: Bounded, live: Ints, at: Ints, of_head: Bits, uniform: Doubles) -> tuple[Ints, Doubles]:
+    """Return words and scores of one try of each live state."""
+    place = places_of(found.shares[live], uniform)
+    words = np.where(of_head, found.words[live, place], found.drawn[live, at])
+    return words, np.where(of_head, found.scores[live, place], found.drawn_scores[live, at])
+
+
 def _parts(rows: Ints, words: int) -> list[Ints]:
     """Return states in parts that look at a bounded number of words, each at so many."""
     step = max(1, _WORDS_AT_ONCE // words)
     return [rows[start : start + step] for start in range(0, len(rows), step)]
-
-
-def _minus(left: Doubles, right: Doubles) -> Doubles:
-    """Return the difference; minus infinity where the left is."""
-    found: Doubles = left - np.where(np.isfinite(right), right, 0)
-    return found

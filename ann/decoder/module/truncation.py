@@ -1,6 +1,6 @@
 """The choice of words that a sampler draws among: temperature, then truncations in the order of transformers."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from memhier.ann.decoder.layer import Ints
 
-__all__ = ["Truncation", "drawn_of", "shares_of"]
+__all__ = ["Truncation", "drawn_of", "places_of", "shares_of"]
 
 _COLDEST = 1e-30  # a temperature whose inverse single precision holds
 
@@ -36,6 +36,8 @@ class Truncation:
         Keeps words of at least this probability, and the likeliest.
     eta_cutoff
         Keeps words of at least the smaller of this and its root times exp of minus the entropy, and the likeliest.
+    steps
+        The names of the truncations that are set, in their order.
     """
 
     temperature: float = 1.0
@@ -45,6 +47,7 @@ class Truncation:
     typical_p: float | None = None
     epsilon_cutoff: float | None = None
     eta_cutoff: float | None = None
+    steps: tuple[str, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not _COLDEST <= self.temperature < np.inf:
@@ -56,12 +59,7 @@ class Truncation:
             value = getattr(self, name)
             if value is not None and not 0 < value <= 1:
                 raise ValueError(f"{name}={value!r}: expected above 0, at most 1")
-
-    @property
-    def steps(self) -> tuple[str, ...]:
-        """The names of the truncations that are set, in their order."""
-        names = (each.name for each in fields(self))
-        return tuple(name for name in names if name != "temperature" and self._cuts(name))
+        object.__setattr__(self, "steps", tuple(name for name in _STEPS if self._cuts(name)))
 
     def _cuts(self, name: str) -> bool:
         value = getattr(self, name)
@@ -91,13 +89,17 @@ def drawn_of(words: Ints, shares: Doubles, uniform: Doubles) -> Ints:
     words, shares
         ``[n, c]``; shares need not add up to 1.
     """
-    if not len(words):
-        return np.empty(0, np.int64)
-    sums = np.cumsum(shares, 1)
-    at = (sums <= (uniform * sums[:, -1])[:, None]).sum(1)
-    last = shares.shape[1] - 1 - np.argmax(shares[:, ::-1] > 0, axis=1)  # rounding may leave a little after it
-    drawn: Ints = words[np.arange(len(words)), np.minimum(at, last)]
+    drawn: Ints = words[np.arange(len(words)), places_of(shares, uniform)]
     return drawn
+
+
+def places_of(shares: Doubles, uniform: Doubles) -> Ints:
+    """Return the column of each state that a uniform number in [0, 1) falls on, int64 ``[n]``; see :func:`drawn_of`."""
+    sums = np.cumsum(shares, 1)
+    total = sums[:, -1:]
+    # Rounding may lift a number up to the total.
+    places: Ints = np.minimum((sums <= uniform[:, None] * total).sum(1), (sums < total).sum(1))
+    return places
 
 
 def _softmax(scores: Doubles) -> Doubles:

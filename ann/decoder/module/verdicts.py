@@ -85,7 +85,8 @@ class Verdicts:
 
     def __init__(self, found: Bounded, rule: Truncation) -> None:
         self._found, self._rule = found, rule
-        self._mean = _mean_score(found) if "typical_p" in rule.steps else None
+        with np.errstate(invalid="ignore", over="ignore"):  # a tail without end leaves the mean open
+            self._mean = _mean_score(found) if "typical_p" in rule.steps else None
 
     def __call__(self, rows: Ints, asked: Asked) -> Signs:
         """Return of a word of each row: 1 if it stays, -1 if it goes, 0 if that is open."""
@@ -109,7 +110,7 @@ class Verdicts:
             limit = np.log(rule.min_p)
             sure = asked.scores >= np.maximum(some.best, some.cut) + limit
             verdict = np.where(asked.scores < some.best + limit, -1, np.where(sure, verdict, np.minimum(verdict, 0)))
-        return verdict.astype(np.int8)
+        return verdict.astype(np.int8, copy=False)
 
 
 def _in_nucleus(found: Bounded, asked: Asked, top_p: float) -> Signs:
@@ -117,7 +118,7 @@ def _in_nucleus(found: Bounded, asked: Asked, top_p: float) -> Signs:
     above = (found.shares * asked.above(found.words, found.scores)).sum(1) / found.total
     beyond = asked.scores <= found.cut  # words of the tail may be above it
     most = above + np.where(beyond, found.tail * (1 - top_p), 0)
-    verdict = np.where(most < top_p, 1, np.where(above >= top_p * (1 + found.tail), -1, 0)).astype(np.int8)
+    verdict: Signs = (most < top_p) - (above >= top_p * (1 + found.tail)).astype(np.int8)
     open_ = np.flatnonzero(verdict == 0)
     if len(open_):
         higher = asked.of(open_).above(found.drawn[open_, TRIES:], found.drawn_scores[open_, TRIES:])
@@ -207,7 +208,8 @@ def _is_above(
     sample: Doubles, span: tuple[Doubles | float, Doubles | float], limit: Doubles, tail: Doubles, tests: int = 1
 ) -> Signs:
     """Say if the tail's share times the mean of numbers within a span lies above a limit: 1, below: -1, open: 0."""
-    least, most = (np.broadcast_to(each, limit.shape) for each in span)
+    least = np.asarray(span[0])
+    width = np.asarray(span[1] - least)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        mean, width = limit / tail, most - least
-        return is_mean_above(np.clip((sample - least[:, None]) / width[:, None], 0, 1), (mean - least) / width, tests)
+        shares = np.clip((sample - least[..., None]) / width[..., None], 0, 1)
+        return is_mean_above(shares, (limit / tail - least) / width, tests)
