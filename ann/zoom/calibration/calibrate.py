@@ -53,7 +53,9 @@ _BLOCK = 64
 _HOPELESS = 2  # times the least cost found, beyond which no more lists are tried
 _ALONE_LOSS = 0.4  # of the loss allowed, where rows are read alone
 _STORED = tuple(each.name for each in fields(Effort))[:7]  # without those of filters
-_UNLIKELY = 0.5  # of the loss allowed under a filter, for candidates that are hardly neighbours
+# Times the loss allowed under a filter, for candidates that are hardly neighbours: their odds are stated high, so a
+# quarter of that is lost at most.
+_UNLIKELY = 2.0
 _ID_BYTES = 4  # of most ids
 _FILTERED_MOST = 32  # efforts under filters that are kept
 _GROWTH = 0.5  # of the lists with the neighbours wanted, at least: a power
