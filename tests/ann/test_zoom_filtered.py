@@ -306,7 +306,7 @@ def test_the_candidates_left_out_are_hardly_neighbours(seed, k, loss):
     for query, (kept, count) in enumerate(zip(likely.tolist(), counts.tolist(), strict=True)):
         if kept == count:
             continue
-        kth = np.sort(estimates[query, :count])[k - 1]
+        kth = np.sort((estimates + errors)[query, :count])[k - 1]
         with np.errstate(all="ignore"):
             odds = 1 / (1 + np.exp(1.702 * (estimates[query] - kth) / errors[query]))
         assert odds[kept:count].sum() <= loss + 1e-4

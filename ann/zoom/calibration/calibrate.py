@@ -53,7 +53,10 @@ _BLOCK = 64
 _HOPELESS = 2  # times the least cost found, beyond which no more lists are tried
 _ALONE_LOSS = 0.4  # of the loss allowed, where rows are read alone
 _STORED = tuple(each.name for each in fields(Effort))[:7]  # without those of filters
-_UNLIKELY = 0.5  # of the loss allowed under a filter, for candidates that are hardly neighbours
+# Times the loss allowed under a filter, for candidates that are hardly neighbours: their odds are stated high, so a
+# quarter of that is lost at most.
+_UNLIKELY = 2.0
+_DEEPER = 10  # times as deep as `k` lie the neighbours that tell how far lists may lie under a filter, where there are
 _ID_BYTES = 4  # of most ids
 _FILTERED_MOST = 32  # efforts under filters that are kept
 _GROWTH = 0.5  # of the lists with the neighbours wanted, at least: a power
@@ -84,6 +87,9 @@ class Calibration:
     tried
         As `efforts`, for the numbers of neighbours that searches for the user's queries have tried: the least efforts
         that kept each recall. Searches for other numbers, under a filter or within a radius take `efforts`.
+    clear
+        By k, then by ascending recall: the recall, and the squared distance of lists that need no scan under a filter,
+        in times that of the k-th neighbour. None of inner products.
     """
 
     queries: int
@@ -94,6 +100,7 @@ class Calibration:
     changes: int = 0
     tuned: bool = False
     tried: dict[int, Steps] = field(default_factory=dict)
+    clear: dict[int, list[tuple[float, float]]] = field(default_factory=dict)
     _under_filters: dict[tuple[int, float, int], tuple[Effort, float, int | None]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -183,8 +190,15 @@ class Calibration:
             found, eps=max(self._alone(strict), *(each.eps for each in every)),
             gap=max(found.gap, *(each.gap for each in every)), most=None,
             loss=_UNLIKELY * (1 - recall) * k if self.bounds_hold and not self.changed_much else 0.0,
+            clear=self._clear_at(strict),
         )  # fmt: skip
         return *self._spread(found, wide, strict), least
+
+    def _clear_at(self, recall: float) -> float:
+        """Return the `clear` that any number of neighbours needs; 0 where it is not known."""
+        every = self.clear.values()
+        known = (next((far for kept, far in each if kept >= recall - 1e-9), each[-1][1]) for each in every)
+        return max(known, default=0.0)
 
     def of_radius(self, found: Effort, recall: float) -> Effort:
         """Return an effort for `recall` where a radius, not the k-th nearest, may decide which vectors are read.
@@ -234,7 +248,7 @@ class Calibration:
         """Return it as plain values."""
         about = {name: getattr(self, name) for name in ("queries", "alone", "vectors", "changes", "tuned")}
         steps = {"efforts": _plain(self.efforts)} | ({"tried": _plain(self.tried)} if self.tried else {})
-        return about | steps | {"reached": self.reached}
+        return about | steps | {"reached": self.reached} | ({"clear": self.clear} if self.clear else {})
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Self:
@@ -243,7 +257,8 @@ class Calibration:
         alone = [(recall, eps) for recall, eps in values["alone"]]
         about = {name: values[name] for name in ("queries", "vectors", "changes", "tuned")}
         efforts, tried = (_of_plain(values.get(name, {})) for name in ("efforts", "tried"))
-        return cls(efforts=efforts, tried=tried, reached=reached, alone=alone, **about)
+        clear = {int(k): [(recall, far) for recall, far in every] for k, every in values.get("clear", {}).items()}
+        return cls(efforts=efforts, tried=tried, reached=reached, alone=alone, clear=clear, **about)
 
 
 def _grown(nprobe: int, power: float, times: float) -> int:
@@ -279,6 +294,7 @@ def calibrate(preview: Preview, parts: Parts, truth: NeighbourTruth, row_bytes: 
     efforts: dict[int, list[tuple[float, Effort, float]]] = {}
     reached: dict[int, float] = {}
     alone: dict[float, float] = {}
+    clear: dict[int, list[tuple[float, float]]] = {}
     numbers = sorted({min(k, truth.neighbours) for k in NEIGHBOURS if truth.neighbours})
     if preview.coding == "pq":
         for k in numbers:
@@ -287,11 +303,13 @@ def calibrate(preview: Preview, parts: Parts, truth: NeighbourTruth, row_bytes: 
         for k, needs in measure.needs(numbers).items():
             efforts[k], reached[k], errors = measure.bounded_efforts(k, needs)
             alone = {recall: max(eps, alone.get(recall, 0.0)) for recall, eps in errors.items()}
+            if not preview.inner:
+                clear[k] = measure.clear(k, efforts[k])
     if not efforts:  # only one vector, or copies of it
         some = 10 if preview.coding == "pq" else None
         efforts, reached = {1: [(1.0, Effort(preview.lists, eps=float(EPS[-1]), candidates=some), 1.0)]}, {1: 1.0}
     vectors = sum(part.rows for part in parts)
-    return Calibration(len(truth.queries), efforts, reached, sorted(alone.items()), vectors)
+    return Calibration(len(truth.queries), efforts, reached, sorted(alone.items()), vectors, clear=clear)
 
 
 class _Measure:
@@ -347,6 +365,25 @@ class _Measure:
         widest = Effort(self._probes.shape[1], eps=float(EPS[-1]))
         best = _mean_share(needs.widths < len(EPS), known)
         return chosen[::-1] or [(0.0, widest, float(_LIMIT))], best, _errors_alone(needs.alone, known)
+
+    def clear(self, k: int, steps: Steps) -> list[tuple[float, float]]:
+        """Return by recall the squared distance of lists that hardly hold one of the `k` nearest under a filter.
+
+        It is in times that of the k-th. The neighbours of a held-out query from some rank on play those that a filter
+        leaves. Half of the loss allowed is for lists.
+        """
+        most = self._truth.neighbours
+        first = max(0, min(_DEEPER * k, most - k))
+        windows = [slice(start, start + k) for start in range(first, min(first + _DEEPER, most - k + 1))]
+        rank = np.concatenate([self._rank[:, window] for window in windows], axis=1)
+        away = np.take_along_axis(self._away, np.minimum(rank, self._away.shape[1] - 1), 1)
+        kth = np.repeat([window.stop - 1 for window in windows], k)
+        times = away / np.maximum(self._truth.distances[:, kth], np.finfo(np.float32).tiny)
+        found: list[tuple[float, float]] = []
+        for recall, effort, _ in steps:
+            beyond = np.where((rank >= effort.least) & np.isfinite(times), times, 0)
+            found.append((recall, float(np.quantile(beyond, 1 - (1 - recall) / 2)) if beyond.size else 0.0))
+        return found
 
     def _cheapest_effort(
         self, k: int, needs: Needs, known: npt.NDArray[np.bool_], recall: float, within: tuple[Effort, float] | None

@@ -178,15 +178,17 @@ class Candidates:
         """Return how many of each query to read, int64 ``[q]``, to miss at most `loss` of its neighbours on average.
 
         The errors of estimates are taken as normal, with `eps` of them between estimate and bound; the `k`-th distance
-        as the `k`-th estimate. The first `k` are always read.
+        as the `k`-th of the estimates with an error added, as the least of many estimates are too small. The first `k`
+        are always read.
         """
         widest = int(self.counts.max(initial=0))
         if widest <= k:
             return self.counts
         present = np.arange(widest) < self.counts[:, None]
         estimates, lower = self.estimates[:, :widest], self.lower[:, :widest]
-        kth = np.partition(np.where(present, estimates, np.float32(np.inf)), k - 1, axis=1)[:, k - 1 : k]
         with np.errstate(all="ignore"):
+            above = estimates + (estimates - lower) / np.float32(eps)
+            kth = np.partition(np.where(present, above, np.float32(np.inf)), k - 1, axis=1)[:, k - 1 : k]
             errors = np.float32(_LOGISTIC * eps) * (estimates - kth) / (estimates - lower)
             odds = np.where(present, 1 / (1 + np.exp(errors)), 0)  # of a nearer one
         missed = odds[:, ::-1].cumsum(axis=1)

@@ -18,6 +18,7 @@ _FEW = 2048  # rows left by a filter, up to which a search may look at all of th
 _FEW_OF_K = 32  # likewise, by k
 _FEWEST = 256  # likewise, up to which their bounds are wide
 _FEW_EPS = 3.0  # standard errors of these
+_ROUGH_EPS = 8.0  # likewise of any rows, where errors exceed their bounds: of far rows they do so more often
 _NORMAL_AXES = 32  # from which on the errors of codes, sums over axes, are taken as normal
 _FEW_LISTS, _FEW_AXES = 128, 128 * 128  # that are scanned sooner than put in order, and their axes in all
 _NEARLY = 4  # times the lists routed to at first, up to which a search is routed to all that hold rows left
@@ -81,7 +82,8 @@ def _plan_recall(state: IndexSnapshot, k: int, recall: float, selection: Selecti
     """Return how to keep `recall` for `k` neighbours among the selected vectors."""
     calibration = state.calibration
     if selection.left is not None:
-        return Plan(_filtered(state, k, recall, selection), False, "exact" if recall == 1 else "no", recall)
+        exact = recall == 1 or calibration.reached_at(k) < recall
+        return Plan(_filtered(state, k, recall, selection), False, "exact" if exact else "no", recall)
     effort, known = calibration.effort(k, recall)
     if state.preview.coding == "pq":
         best = max(reached for reached, _, _ in calibration.efforts[max(calibration.efforts)])
@@ -115,17 +117,18 @@ def _filtered(state: IndexSnapshot, k: int, recall: float, selection: Selection)
     calibration, lists = state.calibration, state.preview.lists
     held = lists if selection.rows.held is None else selection.rows.held
     effort, nprobe, few_lists = calibration.filtered(k, recall, selection.share)
-    gap, clear = state.preview.cautious(effort.gap)
+    gap, sure = state.preview.cautious(effort.gap)
+    clear = max(effort.clear, sure if sure < np.inf else 0.0)
     loss = 0.0 if state.space.padded < _NORMAL_AXES else effort.loss
     if held <= _NEARLY * nprobe:
         nprobe = lists
-    eps, least, usual = effort.eps, effort.least, effort.usual
+    least, usual = effort.least, effort.usual
+    eps = effort.eps if calibration.bounds_hold else max(effort.eps, _ROUGH_EPS)
     if selection.left > max(_FEW, _FEW_OF_K * k):
-        clear = clear if clear < np.inf else 0.0
         return Effort(nprobe, eps, least=least, gap=gap, usual=usual, clear=clear, loss=loss)
     if few_lists is None or selection.left <= _FEWEST:
         eps = max(eps, _eps_of_few(calibration, k, recall))
-    if few_lists is not None and held > min(_FEW_LISTS, _FEW_AXES // state.space.padded) and clear < np.inf:
+    if few_lists is not None and held > min(_FEW_LISTS, _FEW_AXES // state.space.padded) and sure < np.inf:
         least = few_lists
     else:
         nprobe, gap = lists, np.inf
@@ -139,4 +142,4 @@ def _eps_of_few(calibration: Calibration, k: int, recall: float) -> float:
     # Half of the loss allowed may lie beyond the widest bounds that were measured, of as many neighbours or more.
     strict, known = 1 - (1 - recall) / 2, min(k, max(calibration.reached))
     holds = all(reached >= strict for each, reached in calibration.reached.items() if each >= known)
-    return calibration.widest(1).eps if holds else calibration.exact_eps
+    return _ROUGH_EPS if holds else calibration.exact_eps

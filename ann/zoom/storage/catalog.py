@@ -98,7 +98,10 @@ _CHECK = record(
             "efforts": mapping(sequence(_STEP, 1), _BY_K, least=1),
             "reached": mapping(real(0, 1), _BY_K, least=1),
             "alone": sequence(row(real(0, 1), real(0))),
-        }, {"tried": mapping(sequence(_STEP), _BY_K)}),
+        }, {
+            "tried": mapping(sequence(_STEP), _BY_K),
+            "clear": mapping(sequence(row(real(0, 1), real(0)), 1), _BY_K),
+        }),
         "parts": _PARTS,
         "pending": _PARTS,
         "hot": sequence(row(_PART, integer())),
