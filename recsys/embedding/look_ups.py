@@ -119,6 +119,8 @@ class LookUps:
         self._pending: list[Pending] = []
         # Updates since an optimizer's last step or zero_grad(), one that is put off included.
         self._applied = 0
+        # Updates that a zero_grad() left without a step since an optimizer's last one; the steps in a row with some.
+        self._left, self._after_left = 0, 0
         # Hyperparameters of the last pass, if its update is put off until its gradients have come from a device.
         self._put_off: list[dict[str, Any]] | None = None
         self._waiting: WeakSet[LookUp] = WeakSet()  # for their backward pass
@@ -258,7 +260,11 @@ class LookUps:
         if self.update == "step":
             self.drop()
         else:
-            self._applied = 0
+            self._leave_step()
+
+    def _leave_step(self) -> None:
+        """Let the updates since the last step be those of a step that was left."""
+        self._left, self._applied = self._left + self._applied, 0
 
     def settle(self) -> None:
         """Apply all gradients that need not wait, those under way from other ranks included; let their rows go."""
@@ -367,7 +373,7 @@ class LookUps:
         """Drop gradients that wait for a step; a backward pass that is a step is applied."""
         self.end_step()
         self.drop()
-        self._applied = 0
+        self._leave_step()
         self.anchor.grad = None
 
     def before_other_step(self) -> None:
@@ -399,11 +405,17 @@ class LookUps:
 
     def _check_one_update(self, call: str) -> None:
         applied, self._applied = self._applied, 0
-        if self.update == "backward" and applied > 1:
+        if self.update == "step" or not applied:
+            return
+        left, self._left = self._left, 0
+        self._after_left = self._after_left + 1 if left else 0
+        # One step may have been left; one before each step is a way to train, which torch does without those updates.
+        if applied > 1 or self._after_left > 1:
+            self._after_left = 0
             raise RuntimeError(
-                f"{call}: the rows have had {applied} updates since the last one, as each backward pass is one with "
-                "update='backward'; open the tables with update='step', where gradients add up until "
-                "module.optimizer.step()"
+                f"{call}: the rows have had {applied + left} updates since the last one, as each backward pass is one "
+                "with update='backward', which zero_grad() does not take back; open the tables with update='step', "
+                "where gradients add up until module.optimizer.step()"
             )
 
 

@@ -239,6 +239,32 @@ def test_a_step_that_was_left_and_zeroed_leaves_nothing(tmp_path: Path, update: 
         assert torch.allclose(rows_of(bag), before - times * model[1].weight, atol=1e-5)
 
 
+@pytest.mark.parametrize("zero", ZEROING)
+@pytest.mark.parametrize("habit", ["an attack", "a generator"])
+def test_gradients_zeroed_before_each_step_need_to_wait(tmp_path: Path, zero: Any, habit: str) -> None:
+    """The rows of ``update="backward"`` would take the gradients that torch drops."""
+    with make(tmp_path, optimizer=SGD(lr=1.0)) as bag:
+        model, generator = nn.Sequential(bag, nn.Linear(DIM, 1)), nn.Linear(DIM, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        others = torch.optim.SGD(generator.parameters(), lr=0.0)
+
+        def train() -> None:
+            for _ in range(3):
+                if habit == "an attack":  # moves inputs along their gradient, and trains on these
+                    model(IDS).sum().backward()
+                    zero(optimizer, bag)
+                model(IDS).sum().backward()
+                bag.optimizer.step()
+                optimizer.step()
+                if habit == "a generator":
+                    generator(bag(IDS)).sum().backward()
+                    others.step()
+                zero(optimizer, bag)
+
+        with pytest.raises(RuntimeError, match="update='step'"):
+            train()
+
+
 def test_micro_batches_that_were_left_and_zeroed_keep_no_rows(tmp_path: Path) -> None:
     with EmbeddingBag(10_000, DIM, dram="32MiB", path=tmp_path, update="step", policy=LRU(100)) as bag:
         model = nn.Sequential(bag, nn.Linear(DIM, 1))
