@@ -203,7 +203,7 @@ class LookUps:
 
     @property
     def waiting(self) -> int:
-        """The number of gradients that are not applied yet."""
+        """The number of gradients that are not applied yet; those of a step that was left are dropped first."""
         self._drop_zeroed()
         return len(self._pending)
 

@@ -53,8 +53,8 @@ _BLOCK = 64
 _HOPELESS = 2  # times the least cost found, beyond which no more lists are tried
 _ALONE_LOSS = 0.4  # of the loss allowed, where rows are read alone
 _STORED = tuple(each.name for each in fields(Effort))[:7]  # without those of filters
-# Times the loss allowed under a filter, for candidates that are hardly neighbours: their odds are stated high, so a
-# quarter of that is lost at most.
+# Times the loss allowed under a filter, for candidates that are hardly neighbours. The k-th distance is taken as too
+# large, so their odds are stated high, and less is lost.
 _UNLIKELY = 2.0
 _DEEPER = 10  # times as deep as `k` lie the neighbours that tell how far lists may lie under a filter, where there are
 _ID_BYTES = 4  # of most ids

@@ -90,9 +90,8 @@ def measure(ways: list[Way], asked: Floats, batch: int, rounds: int) -> Times:
     """Return milliseconds of processor time per call, one number a round of each way, cold and warm.
 
     In a round every way answers one batch after other work, in an order drawn for the round: the first one finds less
-    code and fewer rows in the caches. Then comes a burst of batches right after each other: the warm
-    number is the median of one burst, of up to 16 calls within 3 ms. The cold call and the time between calls do not
-    count there.
+    code and fewer rows in the caches. Then comes a burst of batches right after each other: the warm number is the
+    median of one burst, of up to 16 calls within 3 ms. The cold call and the time between calls do not count there.
     """
     cold: dict[str, list[float]] = {way.name: [] for way in ways}
     warm: dict[str, list[float]] = {way.name: [] for way in ways}
