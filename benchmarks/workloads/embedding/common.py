@@ -54,8 +54,8 @@ class TableKind:
     ----------
     dim
         Floats of a row.
-    rule, rate
-        One of :data:`RULES`, and its learning rate.
+    rule, rate, options
+        One of :data:`RULES`, its learning rate, and further parameters of both optimizers.
     sequences
         One table, and any number of ids a sample, whose rows are not summed.
     same_start
@@ -73,6 +73,7 @@ class TableKind:
     same_start: bool = False
     touched: int | None = None
     initial: Any = field(default_factory=Uniform)
+    options: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,8 +81,8 @@ class Memhier(Way):
     ) -> None:  # fmt: skip
         folder.mkdir()
         options: dict[str, Any] = {
-            "optimizer": RULES[kind.rule][0](lr=kind.rate), "dram": "16GiB", "path": folder, "policy": policy,
-            "touched": kind.touched,
+            "optimizer": RULES[kind.rule][0](lr=kind.rate, **kind.options), "dram": "16GiB", "path": folder,
+            "policy": policy, "touched": kind.touched,
         }  # fmt: skip
         self.tables: Embedding | EmbeddingBagCollection = (
             Embedding(sizes[0], kind.dim, initial=kind.initial, **options)
@@ -134,7 +134,7 @@ class Torch(Way):
             for some in weights
         ]
         self._sequences = kind.sequences
-        self._optimizer = RULES[kind.rule][1]([bag.weight for bag in self._bags], lr=kind.rate)
+        self._optimizer = RULES[kind.rule][1]([bag.weight for bag in self._bags], lr=kind.rate, **kind.options)
 
     def look(self, ids: Tensor) -> Tensor:
         if self._sequences:

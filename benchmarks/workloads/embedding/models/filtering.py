@@ -50,6 +50,7 @@ class Settings:
     tile: int
     keep: int
     rate: float
+    betas: tuple[float, float]
     margin: float
     weight: float
     decay: float
@@ -183,7 +184,10 @@ class Training:
         self._steps = Steps(settings, negatives == "tiled")
         rows = self._steps.users + self._steps.items
         start = Normal(0, 0.01)
-        kind = TableKind(settings.dim, "adam", settings.rate, sequences=True, same_start=True, initial=start)
+        options = {"betas": settings.betas}
+        kind = TableKind(
+            settings.dim, "adam", settings.rate, sequences=True, same_start=True, initial=start, options=options
+        )
         slots = int(share * rows) if place == "some" else rows
         self._way: Way = (
             Torch([rows], kind)
@@ -231,6 +235,7 @@ class Training:
 @click.option("--tile", default=1024, show_default=True, help="Negatives in a tile, or of each sample.")
 @click.option("--keep", default=8, show_default=True, help="Steps that a tile stays.")
 @click.option("--rate", default=5e-3, show_default=True)
+@click.option("--betas", nargs=2, type=float, default=(0.9, 0.999), show_default=True, help="Of Adam.")
 @click.option("--margin", default=0.4, show_default=True)
 @click.option("--weight", default=150.0, show_default=True, help="Of the negatives.")
 @click.option("--decay", default=1e-4, show_default=True, help="Of the rows, in BPR.")
