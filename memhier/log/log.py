@@ -258,6 +258,11 @@ class Log:
             copied = self.format.copy(self.tail, offsets[in_tail], lengths[in_tail]) if in_tail.any() else None
             return FoundRecords(there, in_tail, copied, self.table.handles[slots], offsets, lengths)
 
+    def places(self, keys: Ints) -> Ints:
+        """Return the place of each key's record, -1 for none."""
+        with self.lock:
+            return self.index.places(keys)
+
     def begin_read(self, keys: Ints, out: Bytes) -> "PendingRead | None":
         """Begin to read records of one width; None where not all lie in files, or the reader cannot."""
         self.check_open()

@@ -141,6 +141,7 @@ class PartTable:
     def __init__(self) -> None:
         self.handles: NDArray[np.int32] = np.full(16, -1, np.int32)
         self._free = list(range(15, -1, -1))
+        self.given_back = 0  # slots so far: a place names another record once its slot was given back
 
     @property
     def memory_bytes(self) -> int:
@@ -160,4 +161,5 @@ class PartTable:
         handle = int(self.handles[slot])
         self.handles[slot] = -1
         self._free.append(slot)
+        self.given_back += 1
         return handle

@@ -77,6 +77,13 @@ class BeladyReference:
         self._announced += len(batch)
         return 0
 
+    def awaited(self, *, after: int) -> bytes:
+        """Return, as int64 bytes, the keys of a batch that neither are resident nor come in a batch before it."""
+        turn = self._turn + after
+        batch = self._window[after] if after < len(self._window) else ()
+        keys = [key for key in batch if key not in self._resident and self._uses[key][0] == turn]
+        return np.array(keys, np.int64).tobytes()
+
     def withdraw(self) -> None:
         """Take all announced batches back, the last one first."""
         while self._window:

@@ -1,5 +1,7 @@
 """Belady's rule: the key that is needed farthest ahead goes first."""
 
+import itertools
+from collections import deque
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -55,6 +57,8 @@ class Belady:
         half_life = check_int("half_life", half_life, 1, _HALF_LIFE_MAX, "accesses")
         make = BeladyReference if backend.core is None else backend.core.BeladyPolicy
         self._engine: BeladyPolicy | BeladyReference = make(capacity=self._capacity, half_life=half_life)
+        self._next_number = 0
+        self._numbers: deque[int] = deque()  # of the announced batches
 
     @property
     def capacity(self) -> int:
@@ -100,10 +104,27 @@ class Belady:
         enough = self._engine.announce(batch)
         if enough:
             raise over_budget(enough, self._capacity)
+        self._numbers.append(self._next_number)
+        self._next_number += 1
+
+    def announced(self, most: int) -> list[int]:
+        """Return the numbers of the oldest announced batches, at most so many; a number is never given again."""
+        return list(itertools.islice(tuple(self._numbers), most))
+
+    def awaited(self, number: int) -> Keys:
+        """Return the keys of an announced batch that neither are resident nor come in one before it, int64 [n].
+
+        There are none of a batch that was accessed or withdrawn.
+        """
+        numbers = tuple(self._numbers)
+        if not numbers or not numbers[0] <= number <= numbers[-1]:
+            return np.empty(0, np.int64)
+        return np.frombuffer(self._engine.awaited(after=number - numbers[0]), np.int64)
 
     def withdraw(self) -> None:
         """Take back every batch that was announced and not accessed: the future has become another."""
         self._engine.withdraw()
+        self._numbers.clear()
 
     def access(self, keys: npt.ArrayLike, *, pinned: npt.ArrayLike = ()) -> Access:
         """Make a batch of keys resident; see :meth:`memhier.policies.Policy.access`.
@@ -121,6 +142,7 @@ class Belady:
         outcome = self._engine.access(keys=batch, pinned=held, hit=hit)
         if isinstance(outcome, int):
             raise over_budget(outcome, self._capacity)
+        self._pass_batch()
         return Access(hit, np.frombuffer(outcome, np.int64))
 
     def advance(self) -> tuple[Keys, Access]:
@@ -141,6 +163,7 @@ class Belady:
         if not self.pending:
             raise ValueError("no batch is announced: call announce first")
         keys, hit, evicted = self._engine.advance()
+        self._pass_batch()
         return np.frombuffer(keys, np.int64), Access(np.frombuffer(hit, np.bool_), np.frombuffer(evicted, np.int64))
 
     def expire(self) -> Keys:
@@ -179,3 +202,8 @@ class Belady:
     def discard(self, keys: npt.ArrayLike) -> None:
         """Let keys go; see :meth:`memhier.policies.Policy.discard`. Announced uses of them stay announced."""
         self._engine.discard(as_keys(keys))
+
+    def _pass_batch(self) -> None:
+        """Forget the number of the oldest announced batch, if there is one."""
+        if self._numbers:
+            self._numbers.popleft()

@@ -18,6 +18,8 @@ from memhier.cache.slab import Slab
 from memhier.codecs import Codec
 from memhier.errors import ClosedError, MemhierError
 from memhier.log.row_log import RowLog
+from memhier.policies import Belady, Policy
+from memhier.table.page_mates import Ahead, PageMates, may_share_pages
 from memhier.table.shortage import Shortage
 from memhier.table.writer import WriteQueue
 
@@ -29,8 +31,11 @@ Ints = NDArray[np.int64]
 Initial = Callable[[Ints], Any]
 
 _NONE = np.empty(0, np.int64)
+_EACH = slice(None)  # all places in their order
 # First values are made in blocks of so many bytes: the user's function may need several times as much for a while.
 _INITIAL_BYTES = 2**19
+# Part of the staging buffer for rows of batches that are announced.
+_MATES_PART = 4
 
 
 class Job:
@@ -40,6 +45,7 @@ class Job:
         self.keys: Ints = keys
         self.slots: Ints = slots
         self.filled = 0  # how many of them are READY
+        self.ahead: Ahead = []  # rows of later batches
         self.earlier: list[Job] = []  # jobs that read other rows of the same ticket
         self.done: threading.Event = threading.Event()
         self.error: BaseException | None = None
@@ -54,7 +60,7 @@ class Job:
         """Wake the threads that wait. The ticket keeps the job, which needs no rows any more."""
         self.error = self.error or next((job.error for job in self.earlier if job.error is not None), None)
         self.keys = self.slots = _NONE
-        self.earlier = []
+        self.earlier, self.ahead = [], []
         self.done.set()
 
 
@@ -73,10 +79,19 @@ class Loader:
         Returns the first values of rows; None for zeros.
     staged
         Rows that the staging buffer holds.
+    policy
+        Knows the batches that are announced.
     """
 
     def __init__(
-        self, slab: Slab, log: RowLog, queue: WriteQueue, codec: Codec, initial: Initial | None, staged: int
+        self,
+        slab: Slab,
+        log: RowLog,
+        queue: WriteQueue,
+        codec: Codec,
+        initial: Initial | None,
+        staged: int,
+        policy: Policy,
     ) -> None:
         self._slab = slab
         self._log = log
@@ -91,9 +106,16 @@ class Loader:
         # Whether the key in a slot has a row in the log, or will have once its changes are written.
         self._stored = np.zeros(slab.slots, np.bool_)
         self._written = len(log)  # keys that have a row in the log, or will have
-        self._encoded = np.empty((staged, codec.encoded_bytes(self._dtype, elements)), np.uint8)
+        row_bytes = codec.encoded_bytes(self._dtype, elements)
+        self._encoded = np.empty((staged, row_bytes), np.uint8)
+        self._staging_bytes = self._encoded.nbytes
+        self._mates: PageMates | None = None
+        if isinstance(policy, Belady) and staged >= _MATES_PART and may_share_pages(row_bytes):
+            self._policy = policy
+            self._encoded, kept = np.split(self._encoded, [staged - staged // _MATES_PART])
+            self._mates = PageMates(log, kept)
         # Rows that are stored as they are need no second buffer.
-        self._decoded = None if codec.lossless else np.empty((staged, elements), self._dtype)
+        self._decoded = None if codec.lossless else np.empty((len(self._encoded), elements), self._dtype)
         # One lock, and a condition for each event: a thread that wakes for nothing takes the interpreter from the
         # training for a moment.
         lock = threading.Lock()
@@ -114,7 +136,8 @@ class Loader:
         """DRAM held, in bytes, with the keys and slots of waiting jobs."""
         waiting = sum(job.keys.nbytes + job.slots.nbytes for job in tuple(self._jobs))
         decoded = 0 if self._decoded is None else self._decoded.nbytes
-        return self.states.nbytes + self._stored.nbytes + self._encoded.nbytes + decoded + waiting
+        kept = 0 if self._mates is None else self._mates.memory_bytes
+        return self.states.nbytes + self._stored.nbytes + self._staging_bytes + decoded + waiting + kept
 
     def check(self) -> None:
         """Raise, once, the last error of the thread that no ticket has raised."""
@@ -157,7 +180,10 @@ class Loader:
         self._stored[slots] = known
         if not known.all():
             self._first_rows(keys[~known], slots[~known])
-        return Job(keys[known], slots[known])
+        job = Job(keys[known], slots[known])
+        if self._mates is not None and len(job.keys):
+            job.ahead = self._mates.look_ahead(self._policy)
+        return job
 
     def copies(self, keys: Ints, slots: Ints) -> NDArray[Any]:
         """Return rows of distinct keys, [n, *shape]; keys in no slot, where `slots` is -1, get none by this."""
@@ -262,7 +288,7 @@ class Loader:
             with self._turn():
                 waiting = self._take(some, places)
                 some, places = some[~waiting], places[~waiting]
-                found = self._read(some, places)
+                found = self._read(some, places, [])
             self._stored[places] = found
             if not found.all():
                 self._first_rows(some[~found], places[~found])
@@ -280,19 +306,41 @@ class Loader:
             self._fill(taken, self._decode(len(taken)))
             self._stored[taken] = True
             self.counts["queue_hits"] += len(taken)
+            if self._mates is not None:
+                self._mates.forget(keys[waiting])
         return waiting
 
-    def _read(self, keys: Ints, slots: Ints) -> NDArray[np.bool_]:
-        """Fill slots with the rows that the log has; return which it has. For the thread that has the turn."""
+    def _read(self, keys: Ints, slots: Ints, ahead: Ahead) -> NDArray[np.bool_]:
+        """Fill slots with the rows that the log has; return which it has. For the thread that has the turn.
+
+        Rows of `ahead` that lie on the same pages are kept for their turn.
+        """
         started = time.perf_counter()
-        read, found = self._log.read(keys, out=self._encoded[: len(keys)])
-        count = int(np.count_nonzero(found))
+        order, there = self._stage(keys, ahead)
+        count = int(np.count_nonzero(there))
         if count:
             self.counts["refetches"] += count
-            rows = self._decode(len(read))
-            self._fill(*((slots, rows) if count == len(keys) else (slots[found], rows[found])))
+            rows, places = self._decode(len(keys)), slots[order]
+            self._fill(*((places, rows) if count == len(keys) else (places[there], rows[there])))
             self.read_s += time.perf_counter() - started
+        found = np.empty(len(keys), np.bool_)
+        found[order] = there
         return found
+
+    def _stage(self, keys: Ints, ahead: Ahead) -> tuple[Ints | slice, NDArray[np.bool_]]:
+        """Stage rows of the log; return the places of their keys in the order of the rows, and which are there."""
+        if self._mates is None:
+            return _EACH, self._log.read(keys, out=self._encoded[: len(keys)])[1]
+        kept = self._mates.take(keys, self._encoded)
+        order, first = np.argsort(~kept, kind="stable"), int(np.count_nonzero(kept))
+        rest, near, places = keys[order[first:]], _NONE, _NONE
+        if ahead and len(rest):
+            near, places = self._mates.beside(rest, ahead, len(self._encoded) - len(keys))
+        out = self._encoded[first : len(keys) + len(near)]
+        rows, there = self._log.read(np.concatenate((rest, near)), out=out)
+        are_near = there[len(rest) :]
+        self._mates.keep(near[are_near], places[are_near], rows[len(rest) :][are_near])
+        return order, np.concatenate((np.ones(first, np.bool_), there[: len(rest)]))
 
     def _first_rows(self, keys: Ints, slots: Ints) -> None:
         """Fill slots with rows as they are before they are first written."""
@@ -380,7 +428,7 @@ class Loader:
         while job.filled < len(job.keys):
             part = slice(job.filled, job.filled + len(self._encoded))
             with self._background_turn():
-                self._read(job.keys[part], job.slots[part])
+                self._read(job.keys[part], job.slots[part], job.ahead)
             job.filled += len(job.keys[part])
 
     def _fail(self, job: Job, error: BaseException) -> None:

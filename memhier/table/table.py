@@ -119,9 +119,11 @@ class Table:
             self._slab = opened.enter_context(Slab(capacity, layout.dtype, layout.shape, versioned=False))
             self._queue = WriteQueue(self.log, sizes.queued, row_bytes)
             opened.callback(self._queue.close)
-            self.loader: Loader = Loader(self._slab, self.log, self._queue, codec, options.initial, sizes.staged)
-            opened.callback(self.loader.close)
             self.cache: Cache = Cache(make_policy(options.policy, capacity, key_space), sizes.map_of, sizes.enough)
+            self.loader: Loader = Loader(
+                self._slab, self.log, self._queue, codec, options.initial, sizes.staged, self.cache.policy,
+            )  # fmt: skip
+            opened.callback(self.loader.close)
             self.pins: Pins = self.cache.pins
             self.writer: Writer = Writer(
                 self._slab, self._queue, codec, sizes.outgoing, self.cache.keys_of,

@@ -293,6 +293,26 @@ def test_belady_holds_to_what_was_announced(core: str) -> None:
         policy.announce([1, 2, 3, 4])
 
 
+def test_belady_names_the_keys_that_a_batch_awaits(core: str) -> None:
+    policy = Belady(3)
+    policy.access([1])
+    for batch in ([1, 2], [4, 2, 3, 3], [5, 1]):
+        policy.announce(batch)
+    numbers = policy.announced(9)
+    assert [policy.awaited(number).tolist() for number in numbers] == [[2], [4, 3], [5]]
+    assert policy.announced(2) == numbers[:2]
+    policy.access([1, 2])
+    assert policy.announced(9) == numbers[1:]
+    assert policy.awaited(numbers[0]).tolist() == []
+    assert policy.awaited(numbers[1]).tolist() == [4, 3]
+    policy.withdraw()
+    policy.announce([7])
+    assert policy.awaited(numbers[1]).tolist() == []
+    assert not {*policy.announced(9)} & {*numbers}
+    policy.advance()
+    assert policy.announced(9) == []
+
+
 def test_belady_takes_back_a_batch_that_pins_leave_no_room_for(core: str) -> None:
     policy = Belady(3)
     policy.access([1, 2])

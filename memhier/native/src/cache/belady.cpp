@@ -56,6 +56,16 @@ class Belady {
     return distinct;
   }
 
+  nb::bytes awaited(std::size_t after) {
+    std::vector<std::int64_t> keys;
+    {
+      nb::gil_scoped_release released;
+      const std::lock_guard lock(mutex_);
+      keys = window_.awaited(after);
+    }
+    return as_bytes(keys);
+  }
+
   // Takes all announced batches back, the last one first.
   void withdraw() {
     nb::gil_scoped_release released;
@@ -167,6 +177,7 @@ void register_belady(nb::module_& m) {
   nb::class_<Belady>(m, "BeladyPolicy")
       .def(nb::init<std::size_t, std::uint64_t>(), nb::kw_only(), nb::arg("capacity"), nb::arg("half_life"))
       .def("announce", &Belady::announce, nb::arg("keys"))
+      .def("awaited", &Belady::awaited, nb::kw_only(), nb::arg("after"))
       .def("withdraw", &Belady::withdraw)
       .def("access", &Belady::access, nb::kw_only(), nb::arg("keys"), nb::arg("pinned"), nb::arg("hit"))
       .def("advance", &Belady::advance)

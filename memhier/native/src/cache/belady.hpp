@@ -127,6 +127,19 @@ class BeladyWindow {
     return keys;
   }
 
+  // The keys of the batch after so many others that are not resident, and that none of those others needs.
+  std::vector<std::int64_t> awaited(std::size_t after) {
+    std::vector<std::int64_t> keys;
+    if (after >= pending()) return keys;
+    const Turn& batch = turns_[turn_ + static_cast<std::uint32_t>(after)];
+    for (std::uint32_t use = batch.first; use != batch.first + batch.count; ++use) {
+      if (use + kAhead - batch.first < batch.count) __builtin_prefetch(&entries_[uses_[use + kAhead].entry]);
+      const std::uint32_t number = uses_[use].entry;
+      if (entries_[number].resident == 0 && entries_[number].next == use) keys.push_back(table_.key(number));
+    }
+    return keys;
+  }
+
   // Marks the next batch and the pinned residents; returns how many they are.
   std::size_t hold(const std::int64_t* pinned, std::size_t pins) {
     const std::uint32_t mark = next_mark();
