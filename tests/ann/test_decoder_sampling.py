@@ -187,6 +187,19 @@ def test_both_cores_bound_and_draw_alike(monkeypatch):
             assert stays.mean() > 0.2
 
 
+def test_an_interrupt_while_a_core_asks_for_logits_leaves_the_index_as_it_was():
+    weight, bias, states = make_layer()
+    index = LogitIndex.build(weight, bias, contexts=states[:300], method="preview", rank=8)
+
+    def finish(logits):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        draws_of(index, states[300], Truncation(top_p=0.9), 3, finish=finish)
+    changed, _ = draws_of(index, states[300], Truncation(top_p=0.9), 100, finish=np.asarray)
+    assert (changed == draws_of(index, states[300], Truncation(top_p=0.9), 100)[0]).all()
+
+
 def test_a_head_of_all_words_leaves_no_tail():
     weight, bias, states = make_layer(70, 8)
     index = LogitIndex.build(weight, bias, contexts=states[:300], method="preview")

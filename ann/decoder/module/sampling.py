@@ -175,7 +175,7 @@ class Sampler:
         """Draw for all states; return those that stay open, whose words are pending or -1."""
         rule, layer = self._rule, self._layer
         request = DrawRequest(
-            Rule(*(getattr(rule, name) if name in rule.steps else 0.0 for name in Rule._fields)),
+            Rule(**{name: getattr(rule, name) for name in rule.steps}),
             rule.temperature, self._shape, _STAGES if layer.index.layer is not None else _STORED_STAGES,
             torch.randint(-(2**63), 2**63 - 1, (len(states),), generator=self._generator).numpy().view(np.uint64),
             finish=layer.finish, rounding=layer.rounding,
