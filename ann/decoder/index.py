@@ -21,6 +21,7 @@ from memhier.ann.decoder.calibration.familiar import Familiarity
 from memhier.ann.decoder.calibration.settings import HEAD, METHODS, WAYS, Choices, Method, Settings
 from memhier.ann.decoder.coding.codes import encode
 from memhier.ann.decoder.engine.dram_engine import DramEngine
+from memhier.ann.decoder.engine.draws import DrawRequest
 from memhier.ann.decoder.engine.engine import CERTIFY_LIMIT, Engine, Walk
 from memhier.ann.decoder.engine.envelope import AS_IS, Doubles, Envelope, Shape
 from memhier.ann.decoder.engine.masked import full_among
@@ -456,14 +457,11 @@ class LogitIndex:
         self,
         hidden: npt.ArrayLike,
         limit: int,
-        uniforms: Doubles,
         shape: Shape = AS_IS,
         *,
         out: npt.NDArray[np.int64] | None = None,
     ) -> Envelope:
-        """Return exact logits of the highest proven bounds, and rows drawn in proportion to exp of all other bounds.
-
-        A drawn row that is kept with the probability exp(logit - bound) has the distribution of the softmax.
+        """Return exact logits of the highest proven bounds, and the sum of exp of all other bounds.
 
         Parameters
         ----------
@@ -471,8 +469,6 @@ class LogitIndex:
             ``[n, D]``, or ``[D]`` for one.
         limit
             How many of the highest bounds.
-        uniforms
-            float64 ``[n, t]`` in [0, 1): a row is drawn for each.
         shape
             A cap and a factor of logits.
         out
@@ -480,7 +476,25 @@ class LogitIndex:
         """
         states = check_hidden("hidden", hidden, self._dimension)
         self._familiarity.look(states)
-        return self._engine.envelope(states, min(limit, self._words), uniforms, shape, out)
+        return self._engine.envelope(states, min(limit, self._words), shape, out)
+
+    def draw(self, hidden: npt.ArrayLike, request: DrawRequest) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+        """Draw words from the softmax of all logits without the full product.
+
+        Parameters
+        ----------
+        hidden
+            ``[n, D]``, or ``[D]`` for one.
+
+        Returns
+        -------
+        tuple
+            A word of each state, int64 ``[n]``, and whether it is the draw. If not, it is open if the truncation keeps
+            it: the word is the draw if it does; otherwise, and for -1, any draw from the words kept is one.
+        """
+        states = check_hidden("hidden", hidden, self._dimension)
+        self._familiarity.look(states)
+        return self._engine.draw(states, request)
 
     def logits_of(self, hidden: npt.ArrayLike, rows: npt.NDArray[np.int64]) -> Floats:
         """Return the exact logits of rows ``[n, c]``, float32; `hidden` as in :meth:`logits`."""

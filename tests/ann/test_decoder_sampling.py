@@ -10,13 +10,16 @@ torch.set_num_threads(1)
 
 from memhier import backend  # noqa: E402
 from memhier.ann import LogitIndex, TopKSoftmax  # noqa: E402
+from memhier.ann.decoder.core.evidence import is_mean_above  # noqa: E402
+from memhier.ann.decoder.core.verdicts import Rule  # noqa: E402
+from memhier.ann.decoder.engine.draws import DrawRequest  # noqa: E402
 from memhier.ann.decoder.engine.envelope import DRAWS_MOST, Shape  # noqa: E402
-from memhier.ann.decoder.module.evidence import is_mean_above  # noqa: E402
 from memhier.ann.decoder.module.sampling import Known, Layer, Sampler  # noqa: E402
 from memhier.ann.decoder.module.truncation import Truncation, drawn_of, shares_of  # noqa: E402
 from tests.ann.distribution import check_distribution  # noqa: E402
 
 WORDS, DIMENSION = 1500, 24
+_STAGES = np.array([[16, 60], [64, 600], [700, 900]])
 STORED = 4_000_000 if backend.core else 10_500_000  # bytes of DRAM
 RULES = [
     {}, {"temperature": 0.5}, {"temperature": 2.5}, {"top_p": 0.9}, {"top_p": 0.3}, {"top_p": 0.97, "temperature": 2.0},
@@ -159,34 +162,49 @@ def test_both_cores_bound_and_draw_alike(monkeypatch):
     if backend.core is None:
         pytest.skip("no compiled core to compare with")
     weight, bias, states = make_layer()
-    uniforms, asked = np.random.default_rng(0).random((7, 40)), states[300:307]
-    out = np.random.default_rng(1).permuted(np.tile(np.arange(WORDS), (7, 1)), axis=1)[:, :9]
+    seeds, asked = np.random.default_rng(0).integers(0, 2**64, 60, np.uint64), np.repeat(states[300:306], 10, 0)
+    out = np.random.default_rng(1).permuted(np.tile(np.arange(WORDS), (60, 1)), axis=1)[:, :9]
     out[:, 3] = -1
-    uniforms[0] = 0.25  # all the same
+    scores = np.random.default_rng(2).normal(size=out.shape)
+    compiled = LogitIndex.build(weight, bias, contexts=states[:300], method="preview", rank=8)
+    monkeypatch.setattr(backend, "core", None)
+    plain = LogitIndex.build(weight, bias, contexts=states[:300], method="preview", rank=8)
     for shape in (Shape(), Shape(0.0, 2.5), Shape(5.0, 0.4)):
-        monkeypatch.undo()
-        compiled = LogitIndex.build(weight, bias, contexts=states[:300], method="preview", rank=8)
-        right = compiled.envelope(asked, 50, uniforms, shape, out=out)
-        monkeypatch.setattr(backend, "core", None)
-        plain = LogitIndex.build(weight, bias, contexts=states[:300], method="preview", rank=8)
-        found = plain.envelope(asked, 50, uniforms, shape, out=out)
+        right, found = (index.envelope(asked, 50, shape, out=out) for index in (compiled, plain))
         assert (np.sort(found.rows) == np.sort(right.rows)).mean() > 0.99
         assert not (right.rows[:, :, None] == out[:, None, :]).any()
         np.testing.assert_allclose(found.cut, right.cut, rtol=1e-4)
         np.testing.assert_allclose(found.log_sum, right.log_sum, rtol=1e-4, atol=1e-4)
-        assert (found.drawn == right.drawn).mean() > 0.97
-        exact = np.take_along_axis(logits_of(compiled, asked), right.drawn, 1)
-        np.testing.assert_allclose(right.drawn_logits, exact, rtol=1e-4, atol=1e-4)
-        assert (shape(exact) <= right.bounds + 1e-4).all()
-        assert (right.bounds <= right.cut[:, None] + 1e-4).all()
+        exact = np.take_along_axis(logits_of(compiled, asked), right.rows, 1)
+        np.testing.assert_allclose(right.logits, exact, rtol=1e-4, atol=1e-4)
+        finish = None if shape == Shape() else lambda logits, shape=shape: shape(logits) * shape.inverse
+        rules = [Rule(), Rule(top_p=0.8), Rule(0.95, 0.01), Rule(epsilon_cutoff=2e-3), Rule(typical_p=0.7)]
+        for rule in (*rules, Rule(eta_cutoff=0.01)):
+            request = DrawRequest(rule, 1.0, shape, _STAGES, seeds, out, scores, finish)
+            (right_words, right_stays), (words, stays) = (index.draw(asked, request) for index in (compiled, plain))
+            assert (words == right_words).mean() > 0.95
+            assert (stays == right_stays).mean() > 0.95
+            assert stays.mean() > 0.2
+
+
+def test_an_interrupt_while_a_core_asks_for_logits_leaves_the_index_as_it_was():
+    weight, bias, states = make_layer()
+    index = LogitIndex.build(weight, bias, contexts=states[:300], method="preview", rank=8)
+
+    def finish(logits):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        draws_of(index, states[300], Truncation(top_p=0.9), 3, finish=finish)
+    changed, _ = draws_of(index, states[300], Truncation(top_p=0.9), 100, finish=np.asarray)
+    assert (changed == draws_of(index, states[300], Truncation(top_p=0.9), 100)[0]).all()
 
 
 def test_a_head_of_all_words_leaves_no_tail():
     weight, bias, states = make_layer(70, 8)
     index = LogitIndex.build(weight, bias, contexts=states[:300], method="preview")
-    found = index.envelope(states[:2], 500, np.full((2, 3), 0.5))
+    found = index.envelope(states[:2], 500)
     assert np.isneginf(found.cut).all()
-    assert (found.drawn == -1).all()
     drawn, _ = draws_of(index, states[0], Truncation(top_p=0.9), 2000)
     check_distribution(drawn, shares_of(logits_of(index, states[:1]), Truncation(top_p=0.9))[0])
 
@@ -221,7 +239,7 @@ def test_bounds_of_all_words_count_as_memory_and_stay_for_the_next_call():
     index.topk(states[:4])
     before = index.memory_bytes
     for _ in range(3):
-        index.envelope(states[:4], 5, np.full((4, 2), 0.5))
+        index.envelope(states[:4], 5)
         assert 16 * 40_000 <= index.memory_bytes - before <= 17 * 40_000
 
 
@@ -231,7 +249,8 @@ def test_workspaces_of_the_largest_draws_count_as_planned_and_stay():
     index.topk(states[:4])
     before, sizes = index.memory_bytes, []
     for _ in range(2):
-        index.envelope(states[:4], DRAWS_MOST, np.random.default_rng(0).random((4, DRAWS_MOST)))
+        index.envelope(states[:4], DRAWS_MOST)
+        draws_of(index, states[301], Truncation(top_p=0.9, temperature=50.0), 4)
         sizes.append(index.memory_bytes)
     assert sizes[0] == sizes[1]
     if backend.core is not None:
@@ -244,9 +263,8 @@ def test_no_states_have_an_empty_envelope(tmp_path):
         weight, bias, contexts=states[:300], method="preview", path=tmp_path / "index", dram=STORED
     )
     assert index.layer is None
-    found = index.envelope(states[:0], 5, np.empty((0, 3)))
-    assert found.rows.shape == (0, 5)
-    assert found.drawn.shape == (0, 3)
+    assert index.envelope(states[:0], 5).rows.shape == (0, 5)
+    assert Sampler(Layer(index, index.logits), Truncation(top_p=0.9))(states[:0]).shape == (0,)
 
 
 def test_draws_are_fixed_by_the_generator_and_differ_without():

@@ -13,6 +13,9 @@ import pytest
 from memhier import backend
 from memhier.ann.decoder import LogitIndex
 from memhier.ann.decoder import index as index_module
+from memhier.ann.decoder.core.verdicts import Rule
+from memhier.ann.decoder.engine.draws import DrawRequest
+from memhier.ann.decoder.engine.envelope import AS_IS
 from memhier.ann.decoder.stored import open_index
 from memhier.errors import BudgetError, ClosedError, CorruptionError
 
@@ -102,6 +105,7 @@ def test_the_least_budget_holds_for_every_call(tmp_path, dtype):
     with pytest.raises(BudgetError, match=f"{least} bytes are enough"):
         LogitIndex.open(tmp_path / "index", dram=least - 1)
     queries, targets = hidden[800:840], np.arange(40)
+    request = DrawRequest(Rule(0.9), 1.0, AS_IS, np.array([[5, 3], [50, 30]]), np.arange(8, dtype=np.uint64))
     # Opened once before, so that the memory that libraries keep does not count.
     LogitIndex.open(tmp_path / "index", dram=least).close()
     tracemalloc.start()
@@ -116,7 +120,8 @@ def test_the_least_budget_holds_for_every_call(tmp_path, dtype):
             partial(stored.distribution, queries),
             partial(stored.log_prob, queries, targets),
             partial(stored.log_prob, queries, targets, exact=True),
-            partial(stored.envelope, queries[:8], 5, np.full((8, 3), 0.5)),
+            partial(stored.envelope, queries[:8], 5),
+            partial(stored.draw, queries[:8], request),
         ):
             ask()
             assert stored.memory_bytes <= least
@@ -150,7 +155,7 @@ def test_a_build_may_go_straight_to_ssd(tmp_path, dtype):
         contexts=hidden[:800],
         k=5,
         method="preview",
-        dram=3_000_000 if backend.core else 5_200_000,
+        dram=3_300_000 if backend.core else 5_200_000,
         path=tmp_path / "index",
     )
     # Without the compiled core, rows of two bytes take less than their reader.

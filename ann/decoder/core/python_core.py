@@ -5,6 +5,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from memhier.ann.decoder.core.python_draws import Draw, Tail, Uniforms
+from memhier.ann.decoder.core.verdicts import Rule
 from memhier.ann.decoder.layer import DTYPES, LARGEST, as_floats
 
 __all__ = ["PythonCore", "allow_words", "unpacked"]
@@ -135,38 +137,61 @@ class PythonCore:
         return -1
 
     def envelope(
-        self, *, hidden: Floats, shape: tuple[float, float], out: Ints | None, rows: Ints, logits: Floats,
-        ends: Doubles, uniforms: Doubles, drawn: Ints, numbers: Floats,
+        self, *, hidden: Floats, shape: tuple[float, float], out: Ints | None, rows: Ints, logits: Floats, ends: Doubles
+    ) -> int:
+        """See the compiled core."""
+        bad = _first_bad(hidden)
+        if bad >= 0:
+            return bad
+        for number, state in enumerate(hidden):
+            tail = self._tail(state, shape, None if out is None else out[number])
+            chosen = tail.take(rows.shape[1])
+            rows[number], logits[number] = -1, -np.inf
+            rows[number, : len(chosen)] = chosen
+            ends[number] = tail.largest, tail.log_sum
+            if self._exact is not None:
+                logits[number, : len(chosen)] = self._logits(state, chosen)
+        return -1
+
+    def draw(
+        self, *, hidden: Floats, shape: tuple[float, float], rule: tuple[float, float, float, float, float],
+        temperature: float, rounding: float, stages: Ints, seeds: npt.NDArray[np.uint64], out: Ints | None,
+        scores: Doubles | None, exchange: Any, drawn: Ints, stays: npt.NDArray[np.uint8],
     ) -> int:  # fmt: skip
         """See the compiled core."""
         bad = _first_bad(hidden)
         if bad >= 0:
             return bad
-        cap, inverse = shape
         for number, state in enumerate(hidden):
-            estimates, margins, _ = self._estimate(state, 0.0)
-            bounds = estimates + margins
-            if cap > 0:
-                bounds = cap * np.tanh(bounds / cap)
-            if out is not None:
-                bounds[out[number][out[number] >= 0]] = -np.inf
-            order = np.argsort(-bounds, kind="stable")[: rows.shape[1]]
-            chosen = np.sort(order[np.isfinite(bounds[order])])
-            rows[number], logits[number], drawn[number], numbers[number] = -1, -np.inf, -1, -np.inf
-            rows[number, : len(chosen)] = chosen
-            bounds[chosen] = -np.inf
-            ends[number] = largest = float(bounds.max())
-            if self._exact is not None:
-                logits[number, : len(chosen)] = self._logits(state, chosen)
-            if largest == -np.inf:
-                continue
-            sums = np.cumsum(np.exp(inverse * (bounds - largest)))
-            ends[number, 1] = inverse * largest + np.log(sums[-1])
-            drawn[number] = np.searchsorted(sums, uniforms[number] * sums[-1], side="right")
-            numbers[number, :, 0] = bounds[drawn[number]]
-            if self._exact is not None:
-                numbers[number, :, 1] = self._logits(state, drawn[number])
+
+            def logits(rows: Ints, number: int = number, state: Floats = state) -> Doubles:
+                found = np.full(len(rows), -np.inf) if self._exact is None else self._logits(state, rows)
+                if exchange is None or not len(rows):
+                    return found
+                asked, exact, answer, ask = exchange
+                asked[: len(rows)], exact[: len(rows)] = rows, found
+                ask(number, len(rows))
+                return np.array(answer[: len(rows)], np.float64)
+
+            words = np.empty(0, np.int64) if out is None else out[number]
+            changed = np.empty(0) if scores is None else scores[number]
+            draw = Draw(
+                self._tail(state, shape, words), (words[words >= 0], changed[words >= 0]), logits, Rule(*rule),
+                shape[1], temperature, rounding, Uniforms(int(seeds[number])),
+            )  # fmt: skip
+            with np.errstate(invalid="ignore", over="ignore", divide="ignore"):  # tails without end leave all open
+                drawn[number], stays[number] = draw(stages)
         return -1
+
+    def _tail(self, state: Floats, shape: tuple[float, float], out: Ints | None) -> Tail:
+        """Return the capped bounds of all rows but those given."""
+        estimates, margins, _ = self._estimate(state, 0.0)
+        bounds, (cap, inverse) = estimates + margins, shape
+        if cap > 0:
+            bounds = cap * np.tanh(bounds / cap)
+        if out is not None:
+            bounds[out[out >= 0]] = -np.inf
+        return Tail(bounds, inverse)
 
     def walk(
         self, *, hidden: Floats, near: tuple[int, int, int], radius: float = np.inf,

@@ -11,8 +11,9 @@ from memhier import backend
 from memhier.ann.decoder.allowed import Allowed
 from memhier.ann.decoder.answers import Partition, TopK, joined, largest_of, split
 from memhier.ann.decoder.coding.view import Codes
+from memhier.ann.decoder.engine.draws import DrawRequest, draw_by_core
 from memhier.ann.decoder.engine.engine import ALL_DIRECTIONS, Coarse, Walk
-from memhier.ann.decoder.engine.envelope import AS_IS, DRAWS_MOST, Doubles, Envelope, Shape, ask_core
+from memhier.ann.decoder.engine.envelope import AS_IS, DRAWS_MOST, Envelope, Shape, ask_core
 from memhier.ann.decoder.layer import (
     BIAS_ROUNDING,
     DTYPES,
@@ -103,12 +104,15 @@ class DramEngine:
         _check(bad, hidden)
         return TopK(values, indices), Partition(found[:, 0], found[:, 1], found[:, 2])
 
-    def envelope(
-        self, hidden: Floats, limit: int, uniforms: Doubles, shape: Shape = AS_IS, out: Ints | None = None
-    ) -> Envelope:
-        bad, found = ask_core(self._core, hidden, limit, uniforms, shape, out)
+    def envelope(self, hidden: Floats, limit: int, shape: Shape = AS_IS, out: Ints | None = None) -> Envelope:
+        bad, found = ask_core(self._core, hidden, limit, shape, out)
         _check(bad, hidden)
         return found
+
+    def draw(self, hidden: Floats, request: DrawRequest) -> tuple[Ints, npt.NDArray[np.bool_]]:
+        bad, words, stays = draw_by_core(self._core, hidden, request)
+        _check(bad, hidden)
+        return words, stays
 
     def walk(
         self, hidden: Floats, k: int, walk: Walk, allowed: Allowed | None = None, *,

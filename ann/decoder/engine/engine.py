@@ -3,10 +3,14 @@
 from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from memhier.ann.decoder.allowed import Allowed
 from memhier.ann.decoder.answers import Partition, TopK
 from memhier.ann.decoder.coding.view import Codes
-from memhier.ann.decoder.engine.envelope import AS_IS, Doubles, Envelope, Shape
+from memhier.ann.decoder.engine.draws import DrawRequest
+from memhier.ann.decoder.engine.envelope import AS_IS, Envelope, Shape
 from memhier.ann.decoder.layer import Floats, Ints, OutputLayer
 
 __all__ = ["ALL_DIRECTIONS", "CERTIFY_LIMIT", "NO_WALK", "Coarse", "Effort", "Engine", "Walk"]
@@ -96,20 +100,19 @@ class Engine(Protocol):
             False lets the engine leave the bounds infinite, which takes half the time.
         """
 
-    def envelope(
-        self, hidden: Floats, limit: int, uniforms: Doubles, shape: Shape = AS_IS, out: Ints | None = None
-    ) -> Envelope:
-        """Return the exact logits of the `limit` highest bounds, and rows drawn from the bounds of all others.
+    def envelope(self, hidden: Floats, limit: int, shape: Shape = AS_IS, out: Ints | None = None) -> Envelope:
+        """Return the exact logits of the `limit` highest bounds, and the sum of exp of all others.
 
         Parameters
         ----------
-        uniforms
-            float64 ``[n, t]`` in [0, 1): a row is drawn for each.
         shape
             The change of logits before their exp.
         out
             Rows ``[n, c]`` to leave out, each once; -1 for none.
         """
+
+    def draw(self, hidden: Floats, request: DrawRequest) -> tuple[Ints, npt.NDArray[np.bool_]]:
+        """Draw a word for each state, or -1; say of each if it is the draw, or else only if the truncation keeps it."""
 
     def walk(self, hidden: Floats, k: int, walk: Walk, allowed: Allowed | None = None) -> TopK:
         """Walk the graph from the seeds of the nearest groups.

@@ -1,4 +1,4 @@
-"""Upper bounds of all logits: the rows of the largest, the sum of exp of the others, and rows drawn from these."""
+"""Upper bounds of all logits: the rows of the largest, and the sum of exp of the others."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
@@ -42,32 +42,19 @@ class Envelope:
     cut, log_sum
         float64 ``[n]``: of all other rows, the largest bound, and log of the sum of exp of the bounds, which are
         capped, times the factor.
-    drawn, bounds, drawn_logits
-        int64 and float32 ``[n, t]``: rows drawn from the others in proportion to exp of their bounds, each independent
-        of all; their capped bounds, and their exact logits.
     """
 
     rows: Ints
     logits: Floats
     cut: Doubles
     log_sum: Doubles
-    drawn: Ints
-    bounds: Floats
-    drawn_logits: Floats
 
 
-def ask_core(
-    core: Any, hidden: Floats, limit: int, uniforms: Doubles, shape: Shape, out: Ints | None
-) -> tuple[int, Envelope]:
+def ask_core(core: Any, hidden: Floats, limit: int, shape: Shape, out: Ints | None) -> tuple[int, Envelope]:
     """Return the number of the first state that is not finite, -1 for none, and the envelope of a core."""
-    count, draws = uniforms.shape
+    count = len(hidden)
     rows, logits = np.empty((count, limit), np.int64), np.empty((count, limit), np.float32)
-    ends, drawn = np.empty((count, 2)), np.empty((count, draws), np.int64)
-    numbers = np.empty((count, draws, 2), np.float32)
+    ends = np.empty((count, 2))
     out = None if out is None else np.ascontiguousarray(out)
-    bad = core.envelope(
-        hidden=hidden, shape=tuple(shape), out=out, rows=rows, logits=logits, ends=ends, uniforms=uniforms,
-        drawn=drawn, numbers=numbers,
-    )  # fmt: skip
-    bounds, found = numbers[:, :, 0], numbers[:, :, 1]
-    return bad, Envelope(rows, logits, ends[:, 0], ends[:, 1], drawn, bounds, found)
+    bad = core.envelope(hidden=hidden, shape=tuple(shape), out=out, rows=rows, logits=logits, ends=ends)
+    return bad, Envelope(rows, logits, ends[:, 0], ends[:, 1])

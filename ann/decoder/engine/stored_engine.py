@@ -10,8 +10,9 @@ from memhier.ann.decoder.allowed import Allowed, split_with
 from memhier.ann.decoder.answers import Partition, TopK, best_of, joined, largest_of, split
 from memhier.ann.decoder.coding.tail import ExactLogits, close_sums
 from memhier.ann.decoder.coding.view import Codes
+from memhier.ann.decoder.engine.draws import DrawRequest, draw_by_core
 from memhier.ann.decoder.engine.engine import ALL_DIRECTIONS, Coarse, Walk
-from memhier.ann.decoder.engine.envelope import AS_IS, DRAWS_MOST, Doubles, Envelope, Shape, ask_core
+from memhier.ann.decoder.engine.envelope import AS_IS, DRAWS_MOST, Envelope, Shape, ask_core
 from memhier.ann.decoder.engine.stored_rows import StoredRows
 from memhier.ann.decoder.layer import BIAS_ROUNDING, ROUNDING, Floats, Ints, check_finite, logit_error
 
@@ -69,18 +70,25 @@ class StoredEngine:
         found = [self._partitioned(*part, k, limit, inverse) for part in self._parts(hidden, allowed, limit)]
         return joined([top for top, _ in found]), joined([z for _, z in found])
 
-    def envelope(
-        self, hidden: Floats, limit: int, uniforms: Doubles, shape: Shape = AS_IS, out: Ints | None = None
-    ) -> Envelope:
-        bad, found = ask_core(self._core, hidden, limit, uniforms, shape, out)
+    def envelope(self, hidden: Floats, limit: int, shape: Shape = AS_IS, out: Ints | None = None) -> Envelope:
+        bad, found = ask_core(self._core, hidden, limit, shape, out)
         if bad >= 0:
             check_finite(hidden[: bad + 1])
-        step = self.rows.states_at_once(limit + uniforms.shape[1])
+        step = self.rows.states_at_once(limit)
         for start in range(0, len(hidden), step):
             part = slice(start, start + step)
-            for logits, rows in ((found.logits, found.rows), (found.drawn_logits, found.drawn)):
-                logits[part] = self.rows.logits(hidden[part], rows[part])
+            found.logits[part] = self.rows.logits(hidden[part], found.rows[part])
         return found
+
+    def draw(self, hidden: Floats, request: DrawRequest) -> tuple[Ints, npt.NDArray[np.bool_]]:
+        def exact(number: int, rows: Ints) -> Floats:
+            logits: Floats = self.rows.logits(hidden[number : number + 1], rows[None])[0]
+            return logits
+
+        bad, words, stays = draw_by_core(self._core, hidden, request, exact)
+        if bad >= 0:
+            check_finite(hidden[: bad + 1])
+        return words, stays
 
     def walk(self, hidden: Floats, k: int, walk: Walk, allowed: Allowed | None = None) -> TopK:
         """Walk the graph over the codes and rank the rows that it found exactly."""

@@ -9,7 +9,6 @@ that earlier ones had left out. A text that ends has its exact score, which is c
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -211,7 +210,7 @@ class BeamSteps:
             exact = every.double().logsumexp(1)
             return values, words, exact, exact
         index = self._head.prover()
-        found = index.envelope(states.numpy(), max(HEAD_WORDS, self._search.words), np.empty((len(states), 0)))
+        found = index.envelope(states.numpy(), max(HEAD_WORDS, self._search.words))
         logits = torch.from_numpy(found.logits)
         values, places = torch.topk(logits, self._search.words)
         words = torch.from_numpy(found.rows).gather(1, places)

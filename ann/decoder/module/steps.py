@@ -214,7 +214,7 @@ class StepScores:
     def _greedy(self, input_ids: Tensor, states: Floats, known: Known) -> Ints:
         """Return the likeliest words; states in doubt by rounding, too, take the full layer."""
         layer = self._layer()
-        found = layer.index.envelope(states, HEAD_WORDS, np.empty((len(states), 0)), layer.shape, out=known.words)
+        found = layer.index.envelope(states, HEAD_WORDS, layer.shape, out=known.words)
         words = np.concatenate([found.rows, known.words], 1)
         scores = np.concatenate([self._finish(found.logits).astype(np.float64), known.logits], 1)
         scores[words < 0] = -np.inf

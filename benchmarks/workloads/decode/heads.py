@@ -84,7 +84,7 @@ def _certified(layer: nn.Linear, k: int, contexts: Tensor) -> Head:
     seconds = time.process_time() - started
 
     def bounds(states: Tensor) -> Bounds:
-        found = decoder.index.envelope(states.numpy(), _EXACT, np.empty((len(states), 0)))
+        found = decoder.index.envelope(states.numpy(), _EXACT)
         logits = torch.from_numpy(found.logits)
         values, places = torch.topk(logits, k)
         words = torch.from_numpy(found.rows).gather(1, places)

@@ -2,7 +2,7 @@
 memhier's compiled core: batched page reads and the kernels that follow them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, overload
 
 import numpy
@@ -247,9 +247,28 @@ class DecoderCore:
         rows: numpy.typing.NDArray[numpy.int64],
         logits: numpy.typing.NDArray[numpy.float32],
         ends: numpy.typing.NDArray[numpy.float64],
-        uniforms: numpy.typing.NDArray[numpy.float64],
+    ) -> int: ...
+    def draw(
+        self,
+        *,
+        hidden: numpy.typing.NDArray[numpy.float32],
+        shape: tuple[float, float],
+        rule: tuple[float, float, float, float, float],
+        temperature: float,
+        rounding: float,
+        stages: numpy.typing.NDArray[numpy.int64],
+        seeds: numpy.typing.NDArray[numpy.uint64],
+        out: numpy.typing.NDArray[numpy.int64] | None,
+        scores: numpy.typing.NDArray[numpy.float64] | None,
+        exchange: tuple[
+            numpy.typing.NDArray[numpy.int64],
+            numpy.typing.NDArray[numpy.float32],
+            numpy.typing.NDArray[numpy.float64],
+            Callable,
+        ]
+        | None,
         drawn: numpy.typing.NDArray[numpy.int64],
-        numbers: numpy.typing.NDArray[numpy.float32],
+        stays: numpy.typing.NDArray[numpy.uint8],
     ) -> int: ...
     def keep(self, *, calls: int, candidates: int, draws: int) -> int: ...
     @property

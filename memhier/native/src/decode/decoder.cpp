@@ -83,6 +83,7 @@ using ExactArrays =  // rows [rows, d], their type, bias [rows], norms [rows]
 
 using States = Array<const float, 2>;
 using Bits = std::optional<Array<const std::uint64_t, 2>>;
+using Rows = std::optional<Array<const std::int64_t, 2>>;
 
 class DecoderCore {
  public:
@@ -107,17 +108,25 @@ class DecoderCore {
   std::int64_t listed(const States& hidden, const Bits& allowed, const Array<float, 2>& values,
                       const Array<std::int64_t, 2>& indices, std::tuple<float, float> rounding,
                       const std::optional<Array<std::uint8_t, 1>>& proven);
-  std::int64_t envelope(const States& hidden, std::tuple<float, float> shape,
-                        const std::optional<Array<const std::int64_t, 2>>& out, const Array<std::int64_t, 2>& rows,
-                        const Array<float, 2>& logits, const Array<double, 2>& ends,
-                        const Array<const double, 2>& uniforms, const Array<std::int64_t, 2>& drawn,
-                        const Array<float, 3>& numbers);
+  std::int64_t envelope(const States& hidden, std::tuple<float, float> shape, const Rows& out,
+                        const Array<std::int64_t, 2>& rows, const Array<float, 2>& logits,
+                        const Array<double, 2>& ends);
+  using Five = std::tuple<double, double, double, double, double>;
+  using Exchange = std::tuple<Array<std::int64_t, 1>, Array<float, 1>, Array<double, 1>, nb::callable>;
+  std::int64_t draw(const States& hidden, std::tuple<float, float> shape, const Five& rule, double temperature,
+                    double rounding, const Array<const std::int64_t, 2>& stages,
+                    const Array<const std::uint64_t, 1>& seeds, const Rows& out,
+                    const std::optional<Array<const double, 2>>& scores, const std::optional<Exchange>& exchange,
+                    const Array<std::int64_t, 1>& drawn, const Array<std::uint8_t, 1>& stays);
   std::size_t keep(std::size_t count, std::size_t limit, std::size_t draws);
   std::size_t workspace_bytes() { return spaces_.bytes(); }
 
  private:
   Coarse check_coarse(const Two& coarse, std::size_t limit, bool all_needed) const;
   AllowedBits check_allowed(const Bits& allowed, std::size_t count) const;
+  void check_bounded(const States& hidden, const Rows& out) const;
+  void bound(Workspace& space, const float* states, std::size_t count);
+  void score(Workspace& space, const float* state, std::vector<Logit>& candidates) const;
   void scan(Workspace& space, const float* hidden, const Part& part, std::size_t limit, const Coarse& coarse,
             const ScanOptions& options, bool coordinates);
   std::vector<Logit>& candidates_of(Workspace& space, std::size_t slot, std::size_t limit, const Coarse& coarse);
@@ -235,9 +244,8 @@ std::size_t DecoderCore::keep(std::size_t count, std::size_t limit, std::size_t 
   limit = std::min(limit, rows_);
   // Candidates of a scan grow one by one; an envelope has room for one state's at a time.
   std::size_t bytes = sizeof(Workspace) + Survivors::planned_bytes(limit) +
-                      2 * std::max(2 * limit, draws) * sizeof(Logit) + draws * sizeof(Logit) +
-                      (2 * draws + 1) * sizeof(std::uint32_t) + Largest::planned_bytes(std::max(limit, draws)) -
-                      Largest::planned_bytes(limit) +
+                      2 * std::max(2 * limit, draws) * sizeof(Logit) + Sampler::planned_bytes(draws) +
+                      Largest::planned_bytes(std::max(limit, draws)) - Largest::planned_bytes(limit) +
                       BlockScan::kQueries * (CodedQuery::planned_bytes(projection_) + Largest::planned_bytes(limit));
   // Without all directions there are no bounds.
   if (blocks_.has_value() && projection_.turned >= projection_.dimension)
@@ -272,6 +280,15 @@ AllowedBits DecoderCore::check_allowed(const Bits& allowed, std::size_t count) c
             "allowed: bits beyond the rows");
   }
   return {allowed->data(), allowed->shape(0) == 1 ? 0 : words};
+}
+
+void DecoderCore::check_bounded(const States& hidden, const Rows& out) const {
+  require(blocks_.has_value() && projection_.turned >= projection_.dimension, "bounds need blocks and all directions");
+  require(hidden.shape(1) == projection_.dimension && (!out || out->shape(0) == hidden.shape(0)),
+          "hidden, out: float32 [n, d], int64 [n, c]");
+  require(!out || std::all_of(out->data(), out->data() + out->size(),
+                              [this](std::int64_t row) { return row < static_cast<std::int64_t>(rows_); }),
+          "out: beyond the rows");
 }
 
 // Projects and scans up to four hidden states.
@@ -419,23 +436,35 @@ std::int64_t DecoderCore::candidates(const States& hidden, Two coarse, const Arr
   return -1;
 }
 
-// The rows of the largest upper bounds; of the others the largest bound and log of the sum of exp, in ends [n, 2]; and
-// rows drawn from these, with their bounds and, as for the first ones, exact logits if there are exact rows.
-std::int64_t DecoderCore::envelope(const States& hidden, std::tuple<float, float> shape,
-                                   const std::optional<Array<const std::int64_t, 2>>& out,
+// Bounds of all rows for up to four hidden states.
+void DecoderCore::bound(Workspace& space, const float* states, std::size_t count) {
+  const CodedQuery* queries[BlockScan::kQueries];
+  for (std::size_t q = 0; q < count; ++q) {
+    space.queries[q].assign(projection_, states + q * projection_.dimension, blocks_->width, true);
+    queries[q] = &space.queries[q];
+  }
+  Envelope::bound(*blocks_, rows_, {queries, count}, {space.envelopes, count});
+}
+
+// Exact logits of candidates in their order, in scored; minus infinity without exact rows.
+void DecoderCore::score(Workspace& space, const float* state, std::vector<Logit>& candidates) const {
+  space.scored.clear();
+  if (exact_.has_value())
+    rank_candidates(*exact_, state, candidates, 1, false, {}, space.scored);
+  else
+    space.scored.resize(candidates.size(), {-kInfinity, -kInfinity, kNoRow});
+}
+
+// The rows of the largest upper bounds, with exact logits if there are exact rows; of the others the largest bound and
+// log of the sum of exp, in ends [n, 2].
+std::int64_t DecoderCore::envelope(const States& hidden, std::tuple<float, float> shape, const Rows& out,
                                    const Array<std::int64_t, 2>& rows, const Array<float, 2>& logits,
-                                   const Array<double, 2>& ends, const Array<const double, 2>& uniforms,
-                                   const Array<std::int64_t, 2>& drawn, const Array<float, 3>& numbers) {
-  require(blocks_.has_value() && projection_.turned >= projection_.dimension, "envelope: needs blocks, all directions");
-  const std::size_t dimension = projection_.dimension, count = hidden.shape(0);
-  const std::size_t limit = rows.shape(1), draws = uniforms.shape(1), outs = out ? out->shape(1) : 0;
-  require(hidden.shape(1) == dimension && limit >= 1 && rows.shape(0) == count && logits.has_shape(count, limit) &&
-              ends.has_shape(count, 2) && uniforms.shape(0) == count && drawn.has_shape(count, draws) &&
-              numbers.has_shape(count, draws, 2) && (!out || out->shape(0) == count),
+                                   const Array<double, 2>& ends) {
+  const std::size_t dimension = projection_.dimension, count = hidden.shape(0), limit = rows.shape(1);
+  check_bounded(hidden, out);
+  require(limit >= 1 && rows.shape(0) == count && logits.has_shape(count, limit) && ends.has_shape(count, 2),
           "envelope: array shapes do not fit together");
-  require(!out || std::all_of(out->data(), out->data() + out->size(),
-                              [this](std::int64_t row) { return row < static_cast<std::int64_t>(rows_); }),
-          "out: beyond the rows");
+  const std::size_t outs = out ? out->shape(1) : 0;
   const Shape change{std::get<0>(shape), std::get<1>(shape)};
   const float* state = hidden.data();
   nb::gil_scoped_release released;
@@ -443,54 +472,87 @@ std::int64_t DecoderCore::envelope(const States& hidden, std::tuple<float, float
     if (!are_within(state + q * dimension, dimension, kLargestState)) return static_cast<std::int64_t>(q);
   Workspaces::Lease lease(spaces_);
   Workspace& space = *lease;
-  // In the order of the candidates.
-  const auto score = [&](const float* one, std::vector<Logit>& candidates) {
-    space.scored.clear();
-    if (exact_.has_value())
-      rank_candidates(*exact_, one, candidates, 1, false, {}, space.scored);
-    else
-      space.scored.resize(candidates.size(), {-kInfinity, -kInfinity, kNoRow});
+  for (std::size_t at = 0; at < count; ++at) {
+    const std::size_t q = at % BlockScan::kQueries;
+    if (q == 0) bound(space, state + at * dimension, std::min(BlockScan::kQueries, count - at));
+    Envelope& envelope = space.envelopes[q];
+    std::vector<Logit>& head = space.candidates;
+    envelope.open({out ? out->data() + at * outs : nullptr, outs}, change);
+    envelope.take(limit, space.largest[0], head);
+    score(space, state + at * dimension, head);
+    for (std::size_t i = 0; i < limit; ++i) {
+      rows[at * limit + i] = i < head.size() ? static_cast<std::int64_t>(head[i].row) : -1;
+      logits[at * limit + i] = i < head.size() ? space.scored[i].key : -kInfinity;
+    }
+    ends[2 * at] = envelope.largest();
+    ends[2 * at + 1] = envelope.log_sum();
+  }
+  return -1;
+}
+
+// A word of each hidden state, and whether it stays; see draw/sampler. `exchange` is asked for the model's logits: it
+// takes rows and exact logits of the state of a number, and writes logits to the third array.
+std::int64_t DecoderCore::draw(const States& hidden, std::tuple<float, float> shape, const Five& rule,
+                               double temperature, double rounding, const Array<const std::int64_t, 2>& stages,
+                               const Array<const std::uint64_t, 1>& seeds, const Rows& out,
+                               const std::optional<Array<const double, 2>>& scores,
+                               const std::optional<Exchange>& exchange, const Array<std::int64_t, 1>& drawn,
+                               const Array<std::uint8_t, 1>& stays) {
+  const std::size_t dimension = projection_.dimension, count = hidden.shape(0), outs = out ? out->shape(1) : 0;
+  check_bounded(hidden, out);
+  require(seeds.size() == count && drawn.size() == count && stays.size() == count && stages.shape(1) == 2 &&
+              stages.shape(0) >= 1 && out.has_value() == scores.has_value() &&
+              (!scores || scores->has_shape(count, outs)) && (exchange || exact_),
+          "draw: array shapes do not fit together");
+  std::vector<Stage> each(stages.shape(0));
+  for (std::size_t i = 0; i < each.size(); ++i) {
+    const std::int64_t limit = stages[2 * i], evidence = stages[2 * i + 1];
+    require(limit >= 1 && evidence >= 1 && (i == 0 || limit > stages[2 * i - 2]), "stages: limits ascend");
+    each[i] = {static_cast<std::size_t>(limit), static_cast<std::size_t>(evidence)};
+    require(!exchange || std::min({std::get<0>(*exchange).size(), std::get<1>(*exchange).size(),
+                                   std::get<2>(*exchange).size()}) >= std::max(each[i].limit, each[i].evidence),
+            "exchange: room for the rows of a stage");
+  }
+  const float* states = hidden.data();
+  nb::gil_scoped_release released;
+  for (std::size_t q = 0; q < count; ++q)
+    if (!are_within(states + q * dimension, dimension, kLargestState)) return static_cast<std::int64_t>(q);
+  Workspaces::Lease lease(spaces_);
+  Workspace& space = *lease;
+  std::size_t at = 0;
+  const auto logits = [&](std::vector<Logit>& rows, std::vector<double>& found) {
+    score(space, states + at * dimension, rows);
+    found.reserve(rows.size());
+    found.resize(rows.size());
+    std::transform(space.scored.begin(), space.scored.end(), found.begin(), [](const Logit& one) { return one.key; });
+    if (!exchange || rows.empty()) return;
+    const auto& [asked, exact, answer, ask] = *exchange;
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      asked[i] = static_cast<std::int64_t>(rows[i].row);
+      exact[i] = space.scored[i].key;
+    }
+    nb::gil_scoped_acquire held;
+    ask(at, rows.size());
+    std::copy_n(answer.data(), rows.size(), found.begin());
   };
-  for (std::size_t first = 0; first < count; first += BlockScan::kQueries) {
-    const std::size_t some = std::min(BlockScan::kQueries, count - first);
-    const CodedQuery* queries[BlockScan::kQueries];
-    for (std::size_t q = 0; q < some; ++q) {
-      space.queries[q].assign(projection_, state + (first + q) * dimension, blocks_->width, true);
-      queries[q] = &space.queries[q];
-    }
-    Envelope::bound(*blocks_, rows_, {queries, some}, {space.envelopes, some});
-    for (std::size_t q = 0; q < some; ++q) {
-      const std::size_t at = first + q;
-      const float* one = state + at * dimension;
-      std::vector<Logit>& head = space.candidates;
-      space.envelopes[q].close({out ? out->data() + at * outs : nullptr, outs}, limit, change, space.largest[0], head);
-      score(one, head);
-      for (std::size_t i = 0; i < limit; ++i) {
-        rows[at * limit + i] = i < head.size() ? static_cast<std::int64_t>(head[i].row) : -1;
-        logits[at * limit + i] = i < head.size() ? space.scored[i].key : -kInfinity;
-      }
-      ends[2 * at] = space.envelopes[q].largest();
-      ends[2 * at + 1] = space.envelopes[q].log_sum();
-      if (!(ends[2 * at] > -kInfinity)) {  // no row is left
-        std::fill_n(drawn.data() + at * draws, draws, -1);
-        std::fill_n(numbers.data() + 2 * at * draws, 2 * draws, -kInfinity);
-        continue;
-      }
-      space.envelopes[q].draw(uniforms.data() + at * draws, draws, space.order, space.drawn);
-      // A row that is drawn several times is ranked once.
-      space.candidates.clear();
-      space.candidates.reserve(draws);
-      std::unique_copy(space.drawn.begin(), space.drawn.end(), std::back_inserter(space.candidates),
-                       [](const Logit& a, const Logit& b) { return a.row == b.row; });
-      score(one, space.candidates);
-      for (std::size_t i = 0, candidate = 0; i < draws; ++i) {
-        candidate += space.drawn[i].row != space.candidates[candidate].row;
-        const std::size_t place = at * draws + space.order[i];
-        drawn[place] = static_cast<std::int64_t>(space.drawn[i].row);
-        numbers[2 * place] = space.drawn[i].key;
-        numbers[2 * place + 1] = space.scored[candidate].key;
-      }
-    }
+  const auto& [top_p, min_p, typical_p, epsilon, eta] = rule;
+  const DrawCall call{{top_p, min_p, typical_p, epsilon, eta},
+                      {std::get<0>(shape), std::get<1>(shape)},
+                      temperature,
+                      rounding,
+                      rows_,
+                      each,
+                      logits};
+  for (; at < count; ++at) {
+    const std::size_t q = at % BlockScan::kQueries;
+    if (q == 0) bound(space, states + at * dimension, std::min(BlockScan::kQueries, count - at));
+    const ChangedWords changed{{out ? out->data() + at * outs : nullptr, outs},
+                               {scores ? scores->data() + at * outs : nullptr, outs}};
+    space.envelopes[q].open(changed.rows, call.shape);
+    Uniforms uniforms(seeds[at]);
+    const auto [row, verdict] = space.sampler.draw(call, space.envelopes[q], space.largest[0], changed, uniforms);
+    drawn[at] = row;
+    stays[at] = static_cast<std::uint8_t>(verdict);
   }
   return -1;
 }
@@ -603,7 +665,9 @@ void register_decoder(nb::module_& m) {
       .def("listed", &DecoderCore::listed, nb::kw_only(), "hidden"_a, "allowed"_a, "values"_a, "indices"_a,
            "rounding"_a = std::tuple<float, float>(0.0F, 0.0F), "proven"_a.none() = nb::none())
       .def("envelope", &DecoderCore::envelope, nb::kw_only(), "hidden"_a, "shape"_a, "out"_a.none(), "rows"_a,
-           "logits"_a, "ends"_a, "uniforms"_a, "drawn"_a, "numbers"_a)
+           "logits"_a, "ends"_a)
+      .def("draw", &DecoderCore::draw, nb::kw_only(), "hidden"_a, "shape"_a, "rule"_a, "temperature"_a, "rounding"_a,
+           "stages"_a, "seeds"_a, "out"_a.none(), "scores"_a.none(), "exchange"_a.none(), "drawn"_a, "stays"_a)
       .def("keep", &DecoderCore::keep, nb::kw_only(), "calls"_a, "candidates"_a, "draws"_a)
       .def_prop_ro("workspace_bytes", &DecoderCore::workspace_bytes);
 }

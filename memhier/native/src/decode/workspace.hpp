@@ -13,6 +13,7 @@
 #include "decode/survivors.hpp"
 #include "decode/walk.hpp"
 #include "draw/envelope.hpp"
+#include "draw/sampler.hpp"
 
 namespace memhier {
 
@@ -22,16 +23,15 @@ struct Workspace {
   ExpSums sums[BlockScan::kQueries];
   BlockScan scan;
   Walker walker;
-  std::vector<Logit> candidates, scored, drawn;
-  std::vector<std::uint32_t> order;  // of draws
+  std::vector<Logit> candidates, scored;
   Survivors survivors;
   Envelope envelopes[BlockScan::kQueries];
+  Sampler sampler;
   DigitQuery digit_queries[BlockScan::kQueries];
 
   std::size_t bytes() const {
-    std::size_t sum = sizeof(Workspace) + walker.bytes() +
-                      (candidates.capacity() + scored.capacity() + drawn.capacity()) * sizeof(Logit) +
-                      order.capacity() * sizeof(std::uint32_t) + survivors.bytes();
+    std::size_t sum = sizeof(Workspace) + walker.bytes() + (candidates.capacity() + scored.capacity()) * sizeof(Logit) +
+                      survivors.bytes() + sampler.held_bytes();
     for (const auto& query : queries) sum += query.held_bytes();
     for (const auto& each : largest) sum += each.bytes();
     for (const auto& each : envelopes) sum += each.held_bytes();

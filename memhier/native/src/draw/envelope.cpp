@@ -149,14 +149,19 @@ void Envelope::bound(const BlockCodes& blocks, std::size_t rows, std::span<const
     std::fill(envelopes[q].bounds_.begin() + static_cast<std::ptrdiff_t>(rows), envelopes[q].bounds_.end(), -kInfinity);
 }
 
-void Envelope::close(std::span<const std::int64_t> out, std::size_t limit, const Shape& shape, Largest& largest,
-                     std::vector<Logit>& head) {
+void Envelope::open(std::span<const std::int64_t> out, const Shape& shape) {
+  inverse_ = shape.inverse;
   for (const std::int64_t row : out)
     if (row >= 0) bounds_[static_cast<std::size_t>(row)] = -kInfinity;
+  if (shape.cap > 0)
+    for (std::size_t first = 0; first < bounds_.size(); first += kChunkRows)
+      cap_chunk(bounds_.data() + first, shape.cap);
+}
+
+void Envelope::take(std::size_t limit, Largest& largest, std::vector<Logit>& head) {
   largest.start(limit);
   for (std::size_t first = 0; first < bounds_.size(); first += kChunkRows) {
-    float* bounds = bounds_.data() + first;
-    if (shape.cap > 0) cap_chunk(bounds, shape.cap);
+    const float* bounds = bounds_.data() + first;
     if (!(largest_of(bounds) > largest.threshold())) continue;
     for (std::size_t i = 0; i < kChunkRows; ++i)
       if (bounds[i] > largest.threshold()) largest.offer({bounds[i], bounds[i], static_cast<std::uint32_t>(first + i)});
@@ -174,7 +179,6 @@ void Envelope::close(std::span<const std::int64_t> out, std::size_t limit, const
   largest_ = -kInfinity;
   for (std::size_t first = 0; first < bounds_.size(); first += kChunkRows)
     largest_ = std::max(largest_, largest_of(bounds_.data() + first));
-  inverse_ = shape.inverse;
   ends_.assign(bounds_.size() / kChunkRows, 0);
   if (largest_ == -kInfinity) return;
   double sum = 0;

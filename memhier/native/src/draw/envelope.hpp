@@ -25,10 +25,12 @@ class Envelope {
   // Bounds of all rows for up to four queries; the first `rows` are rows of the layer.
   static void bound(const BlockCodes& blocks, std::size_t rows, std::span<const CodedQuery* const> queries,
                     std::span<Envelope> envelopes);
-  // Takes the given rows out, then the `limit` of the largest bounds, whose rows go to `head`, ascending; adds up exp
-  // of the others.
-  void close(std::span<const std::int64_t> out, std::size_t limit, const Shape& shape, Largest& largest,
-             std::vector<Logit>& head);
+  // Takes the given rows out, and caps the bounds.
+  void open(std::span<const std::int64_t> out, const Shape& shape);
+  // Takes the `limit` of the largest bounds that are left out, too, whose rows go to `head`, ascending; adds up exp of
+  // the others.
+  void take(std::size_t limit, Largest& largest, std::vector<Logit>& head);
+  bool is_empty() const { return largest_ == -kInfinity; }
   // The largest bound that is left, capped; minus infinity for none.
   float largest() const { return largest_; }
   // log of the sum of exp of all bounds that are left.
@@ -49,7 +51,7 @@ class Envelope {
 
  private:
   std::vector<float> bounds_;
-  std::vector<std::uint64_t> taken_;  // a bit for each row of the head
+  std::vector<std::uint64_t> taken_;  // a bit for each row of the head that was taken last
   std::vector<double> ends_;          // sums of the chunks up to each
   float largest_ = -kInfinity, inverse_ = 1;
 };
