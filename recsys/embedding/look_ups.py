@@ -6,6 +6,7 @@ its pass or was forgotten with its output. Then they are applied once.
 """
 
 import threading
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -203,9 +204,8 @@ class LookUps:
 
     @property
     def waiting(self) -> int:
-        """The number of gradients that are not applied yet; those of a step that was left are dropped first."""
-        self._drop_zeroed()
-        return len(self._pending)
+        """The number of gradients that are not applied yet, without those of a step that was left."""
+        return len(self._pending) if self.update == "backward" or self.anchor.is_marked else 0
 
     def begin(self, trains: bool) -> LookUp | None:
         """End the step before, and note a look-up that will have a backward pass of its own.
@@ -417,6 +417,12 @@ class LookUps:
                 "with update='backward', which zero_grad() does not take back; open the tables with update='step', "
                 "where gradients add up until module.optimizer.step()"
             )
+        if left:
+            warnings.warn(
+                f"{call}: the rows keep the updates of {left} backward passes whose gradients were zeroed before a "
+                "step, as each pass is one with update='backward'; use update='step' to have them dropped",
+                stacklevel=2,
+            )
 
 
 class FusedOptimizer(torch.optim.Optimizer):
@@ -446,6 +452,11 @@ class FusedOptimizer(torch.optim.Optimizer):
         RuntimeError
             If the rows do not wait for a step and have had several updates since the last one; if gradients wait that
             the ``zero_grad()`` of another optimizer meant to drop.
+
+        Warns
+        -----
+        UserWarning
+            If the rows do not wait for a step and keep an update whose gradients were zeroed before a step.
         """
         loss = None
         if closure is not None:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +187,12 @@ ZEROING: list[Callable[[torch.optim.Optimizer, EmbeddingBag], None]] = [
 ]
 
 
+def told_of_left(is_told: bool) -> AbstractContextManager[Any]:
+    """Expect the warning that rows keep updates whose gradients were zeroed, or none."""
+    words = "the rows keep the updates of [12] backward passes .* use update='step'"
+    return pytest.warns(UserWarning, match=words) if is_told else nullcontext()
+
+
 class Left(torch.autograd.Function):
     """Leaves a backward pass amid."""
 
@@ -234,7 +241,8 @@ def test_a_step_that_was_left_and_zeroed_leaves_nothing(tmp_path: Path, update: 
             bag.checkpoint()
         before = rows_of(bag)
         model(IDS).sum().backward()
-        step()
+        with told_of_left(update == "backward" and place == "before the step"):
+            step()
         times = torch.bincount(IDS.reshape(-1), minlength=ROWS)[:, None]
         assert torch.allclose(rows_of(bag), before - times * model[1].weight, atol=1e-5)
 
@@ -261,8 +269,40 @@ def test_gradients_zeroed_before_each_step_need_to_wait(tmp_path: Path, zero: An
                     others.step()
                 zero(optimizer, bag)
 
-        with pytest.raises(RuntimeError, match="update='step'"):
+        with told_of_left(True), pytest.raises(RuntimeError, match="update='step'"):
             train()
+
+
+@pytest.mark.parametrize("zero", ZEROING)
+@pytest.mark.parametrize("update", ["backward", "step"])
+def test_a_probe_of_gradients_now_and_then_is_told(tmp_path: Path, update: Any, zero: Any) -> None:
+    with make(tmp_path, optimizer=SGD(lr=1.0), update=update) as bag:
+        model = nn.Sequential(bag, nn.Linear(DIM, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        for step in range(6):
+            if step % 3 == 2:
+                before = rows_of(bag)
+                model(IDS).sum().backward()
+                zero(optimizer, bag)
+                assert torch.equal(rows_of(bag), before) == (update == "step")
+            model(IDS).sum().backward()
+            with told_of_left(update == "backward" and step % 3 == 2):
+                bag.optimizer.step()
+            optimizer.step()
+            zero(optimizer, bag)
+
+
+def test_a_checkpoint_leaves_gradients_for_the_optimizer_to_refuse(tmp_path: Path) -> None:
+    with make(tmp_path, update="step") as bag:
+        model = nn.Sequential(bag, nn.Linear(DIM, 1))
+        model(IDS).sum().backward()
+        with pytest.raises(RuntimeError, match="1 backward passes wait"):
+            bag.checkpoint()
+        model.zero_grad()
+        bag.checkpoint()
+        assert bag.look_ups.waiting == 0
+        with pytest.raises(RuntimeError, match="take this step first"):
+            bag.optimizer.step()
 
 
 def test_micro_batches_that_were_left_and_zeroed_keep_no_rows(tmp_path: Path) -> None:

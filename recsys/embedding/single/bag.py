@@ -47,8 +47,9 @@ class EmbeddingBag(OneTable):
     resume
         Go on from the checkpoint in `path`, with its hyperparameters.
     update
-        ``"backward"``: the backward pass applies gradients. ``"step"``: ``module.optimizer.step()`` does. Scaled
-        losses, as of `torch.amp.GradScaler`, need ``"step"``: see Notes.
+        ``"backward"``: the backward pass applies gradients, and ``zero_grad()`` does not take that back. ``"step"``:
+        ``module.optimizer.step()`` does. Scaled losses, as of `torch.amp.GradScaler`, and backward passes that are
+        no step, such as probes of gradients, micro-batches and batches that are skipped, need ``"step"``: see Notes.
     policy, codec
         The rule that keeps rows in DRAM, and the encoding of rows on SSD; see :class:`memhier.table.tiered.Tiered`. A
         codec that rounds needs an optimizer without state, SGD without momentum: beside large weights small state would
@@ -87,7 +88,10 @@ class EmbeddingBag(OneTable):
     With ``update="backward"`` the rows have been trained when the backward pass ends, so `torch.amp.GradScaler.scale`
     refuses a loss that comes from them. It does not notice other scalers, losses scaled by hand, and look-ups inside of
     ``torch.utils.checkpoint`` with ``use_reentrant=True``. With ``update="step"`` call
-    ``scale_gradients(1 / scaler.get_scale())`` before ``module.optimizer.step()``.
+    ``scale_gradients(1 / scaler.get_scale())`` before ``module.optimizer.step()``. A backward pass whose gradients are
+    zeroed before a step has trained the rows as well. The next step of `module.optimizer`, or of an optimizer of all
+    parameters of the model, warns of it, and raises if such passes come before each step; nothing tells of it where
+    no such optimizer is stepped. A step without gradients of rows counts as none, as in torch after ``zero_grad()``.
 
     Examples
     --------
