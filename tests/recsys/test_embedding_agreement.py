@@ -52,8 +52,10 @@ def alone(tmp_path_factory: pytest.TempPathFactory, training: Any) -> str:
 @pytest.mark.parametrize(
     ("how", "victim", "when"),
     [
-        ("waits", 1, "before"),
+        ("widths", 1, "before"),
         ("beside", 0, "after"),
+        pytest.param("waits", 1, "before", marks=pytest.mark.slow),
+        pytest.param("widths", 0, "after", marks=pytest.mark.slow),
         pytest.param("waits", 0, "before", marks=pytest.mark.slow),
         pytest.param("waits", 1, "after", marks=pytest.mark.slow),
         pytest.param("beside", 0, "before", marks=pytest.mark.slow),
@@ -76,22 +78,27 @@ def test_a_rank_is_killed_amid_a_checkpoint(
 
 
 @pytest.mark.parametrize(
-    ("runs", "last"),
+    ("how", "last", "runs"),
     [
         # Ranks, and how one of them ends: in a checkpoint, in a step, in the move of its rows, before and after.
-        ([(2, "before", 2), (3, "step", 6), (1, "after", 1), (4, "-", 0)], 4),
-        pytest.param([(1, "after", 3), (4, "before", 1), (2, "before", 1), (3, "-", 0)], 12, marks=pytest.mark.slow),
-        pytest.param([(4, "step", 9), (2, "after", 1), (1, "after", 1), (2, "-", 0)], 8, marks=pytest.mark.slow),
-        pytest.param([(3, "before", 1), (2, "after", 2), (3, "step", 13), (1, "-", 0)], 12, marks=pytest.mark.slow),
+        ("widths", 4, [(2, "before", 2), (3, "step", 6), (1, "after", 1), (4, "-", 0)]),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in (
+                ("waits", 12, [(1, "after", 3), (4, "before", 1), (2, "before", 1), (3, "-", 0)]),
+                ("waits", 8, [(4, "step", 9), (2, "after", 1), (1, "after", 1), (2, "-", 0)]),
+                ("widths", 12, [(3, "before", 1), (2, "after", 2), (3, "step", 13), (1, "-", 0)]),
+            )
+        ),
     ],
 )
 @pytest.mark.timeout(1800)
 def test_a_training_goes_on_with_another_number_of_ranks(
-    tmp_path: Path, training: Any, alone: str, runs: list[tuple[int, str, int]], last: int
+    tmp_path: Path, training: Any, alone: str, how: str, last: int, runs: list[tuple[int, str, int]]
 ) -> None:
     for run, (ranks, when, number) in enumerate(runs):
         victim = -1 if when == "-" else ranks - 1
-        ended = train(training, tmp_path / "folder", ranks, "waits", str(run), victim, when, number)
+        ended = train(training, tmp_path / "folder", ranks, how, str(run), victim, when, number)
         assert ended[victim][0] == (0 if when == "-" else -signal.SIGKILL)
     assert [(status, output.split()[:3]) for status, output in ended] == [(0, ["from", str(last), str(last)])] * ranks
     assert ended[0][1].split()[-1] == alone

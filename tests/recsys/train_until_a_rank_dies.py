@@ -2,9 +2,10 @@
 
 ``python train_until_a_rank_dies.py FOLDER RANKS RANK HOW RUN VICTIM WHEN NUMBER [DISKS]``: goes on from the
 checkpoint in FOLDER where there is one, of any number of ranks, and takes one every 4 of 16 steps, HOW "waits" or
-"beside". VICTIM ends WHEN "before" the commit of this NUMBER in its run, "after" it or amid the "step" of this
-number. A move of rows to their owners is a commit as well. DISKS has a letter for each rank: the disk with its
-shards. At the end rank 0 prints the hash of the tables; every rank prints where it began.
+"beside"; or "widths", which waits and stores each width in a log of its own. VICTIM ends WHEN "before" the commit of
+this NUMBER in its run, "after" it or amid the "step" of this number. A move of rows to their owners is a commit as
+well. DISKS has a letter for each rank: the disk with its shards. At the end rank 0 prints the hash of the tables; every
+rank prints where it began.
 """
 
 import hashlib
@@ -24,11 +25,12 @@ from torch import distributed as dist
 from memhier.log.row_log import RowLog
 from memhier.policies import Belady
 from memhier.recsys import Adam, EmbeddingBagConfig, ShardedEmbeddingBagCollection
+from memhier.recsys.embedding.groups import row_groups
 
 STEPS, EVERY = 16, 4
 CONFIGS = [
     EmbeddingBagConfig(name="a", num_embeddings=300, embedding_dim=4),
-    EmbeddingBagConfig(name="b", num_embeddings=41, embedding_dim=4, pooling="mean"),
+    EmbeddingBagConfig(name="b", num_embeddings=41, embedding_dim=6, pooling="mean"),
 ]
 
 
@@ -54,8 +56,11 @@ def main(
     dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=ranks, timeout=patience)
     rng = np.random.default_rng(0)
     whole = [torch.from_numpy((np.array([300, 41]) * rng.random((12, 2)) ** 2).astype(np.int64)) for _ in range(STEPS)]
+    if how == "widths":
+        row_groups.TIER_BYTES = 0
+    policy = "belady" if how == "widths" else Belady(60)
     open_tables = partial(
-        ShardedEmbeddingBagCollection, CONFIGS, optimizer=Adam(lr=0.01), dram="64MiB", policy=Belady(60),
+        ShardedEmbeddingBagCollection, CONFIGS, optimizer=Adam(lr=0.01), dram="64MiB", policy=policy,
         path=folder / "tables" / disks[rank : rank + 1], average=False,
     )  # fmt: skip
     if rank == victim and when != "step":
@@ -65,6 +70,7 @@ def main(
     except FileNotFoundError:
         opened = open_tables()
     with opened as tables:
+        assert len(tables.tables.groups) == 1 + (how == "widths")
         first = tables.extra.get("step", 0)
         print("from", first, tables.steps, flush=True)
         for step in range(first, STEPS):
@@ -73,7 +79,7 @@ def main(
                 os.kill(os.getpid(), signal.SIGKILL)
             loss.backward()
             if step % EVERY == EVERY - 1:
-                save = tables.checkpoint if how == "waits" else tables.start_checkpoint
+                save = tables.start_checkpoint if how == "beside" else tables.checkpoint
                 save({"step": step + 1})
         found = hashlib.sha256()
         for table, config in enumerate(CONFIGS):
