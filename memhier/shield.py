@@ -9,12 +9,14 @@ second one does not wait: then the next call does. Calls from other threads, whi
 import atexit
 import contextvars
 import functools
+import operator
 import os
 import sys
 import threading
 import weakref
 from _thread import LockType, allocate_lock, get_ident, start_new_thread
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from queue import SimpleQueue
 from types import TracebackType
@@ -28,6 +30,7 @@ __all__ = [
     "caller",
     "check_interrupt",
     "close_made",
+    "set_at_once",
     "settle",
     "shielded",
     "shielded_giving",
@@ -381,6 +384,17 @@ def settle() -> None:
     for farewell in [*_farewells.values()]:
         if farewell() is None:
             _run(farewell)
+
+
+def set_at_once(changes: Sequence[tuple[Any, Any, Any]]) -> None:
+    """Set ``target[key] = value`` for each of some, on any thread: no interrupt comes between, as no Python runs.
+
+    Parameters
+    ----------
+    changes
+        Targets, keys and values; targets are arrays, or dicts such as ``vars()`` of an object.
+    """
+    deque(map(operator.setitem, *zip(*changes, strict=True)), 0)
 
 
 def caller() -> int | None:

@@ -70,7 +70,7 @@ MADE_OF_OTHERS = {
 OF_A_SHIELDED_CALL = {
     "RowLog": "compact_later reclaim rewrite_sparsest",
     "Samples": "compact_later reclaim rewrite_sparsest",
-    "Slab": "attach bytes_for close gather gather_versioned generations scatter writing",
+    "Slab": "attach bytes_for close gather gather_versioned generations parts scatter writing",
     "SegmentWriter": "complete end flush info",
     "Staging": "drop finish segment take",
     "Store": "leave stage",

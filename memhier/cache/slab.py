@@ -310,6 +310,12 @@ class Slab(Closing):
         rows = self._rows.view(self.dtype).reshape(self.slots, *self.shape)
         return _Writing(self._lock, self._generations, self._as_slots(slots).reshape(-1), rows)
 
+    def parts(self) -> tuple[NDArray[np.uint8], NDArray[np.uint32]]:
+        """Return the bytes of all rows, writable, and all generations, for a writer in the compiled core."""
+        self._check_writer()
+        assert self._generations is not None
+        return self._rows.view(np.uint8), self._generations
+
     def close(self) -> None:
         """Let go of the memory; it is freed when no array from :attr:`rows` and no attached slab uses it."""
         self._closed = True

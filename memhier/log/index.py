@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from memhier import backend
 from memhier.arguments import check_range
 from memhier.cache.slots import SlotMap
 from memhier.errors import BudgetError
@@ -97,6 +98,15 @@ class LogIndex:
         slots = self._slots.find(keys)
         # Slot -1 belongs to another key, so its place does not count.
         return np.where(slots >= 0, self._places[slots] - 1, -1)
+
+    def locate(self, keys: Ints, handles: NDArray[np.int32]) -> tuple[NDArray[np.int32], Ints] | None:
+        """Return the file of each key's record, from those of the slots, and its offset; None where a key has none."""
+        if backend.core is not None and isinstance(self._slots, _EveryKey):
+            files, offsets = np.empty(len(keys), np.int32), np.empty(len(keys), np.int64)
+            there = backend.core.locate(keys=keys, places=self._places, handles=handles, files=files, offsets=offsets)
+            return (files, offsets) if there else None
+        places = self.places(keys)
+        return None if (places < 0).any() else (handles[slot_of(places)], offset_of(places))
 
     def lengths(self, keys: Ints) -> Ints:
         """Return the length of each key's record; undefined for none."""

@@ -263,15 +263,23 @@ class Log:
         with self.lock:
             return self.index.places(keys)
 
-    def begin_read(self, keys: Ints, out: Bytes) -> "PendingRead | None":
-        """Begin to read records of one width; None where not all lie in files, or the reader cannot."""
+    def begin_read(self, keys: Ints, out: Bytes, flushes: bool) -> "PendingRead | None":
+        """Begin to read records of one width; None where not all lie in files, or the reader cannot.
+
+        `flushes` says whether to write records that have left the tail and are in no file yet.
+        """
         self.check_open()
         with self.lock:
-            places = self.index.places(keys)
-            slots, offsets = slot_of(places), offset_of(places)
-            if not len(keys) or places.min() < 0 or (self.fresh and self._in_tail_locked(slots, offsets).any()):
-                return None
-            return self.reader.begin_read(self.table.handles[slots], offsets, self.format.record_bytes, out)
+            if self.fresh:
+                opened, places = self.fresh[-1], self.index.places(keys)
+                written = offset_of(places[slot_of(places) == opened.part.slot])
+                inside = self.tail.holds(written)
+                if inside.any() or not (flushes or opened.are_readable(written)):
+                    return None
+                with self.group.failing(waits=self.patient):
+                    opened.make_readable(written)
+            found = self.index.locate(keys, self.table.handles)
+            return self.reader.begin_read(*found, self.format.record_bytes, out) if found and len(keys) else None
 
     def contains(self, keys: Ints) -> Flags:
         """Return whether each key has a record."""

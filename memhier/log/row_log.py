@@ -207,7 +207,7 @@ class RowLog(RecordLog):
                 out[found.in_tail] = found.copied
         return out, found.there
 
-    def begin_read(self, keys: Ints, out: Bytes) -> "PendingRead | None":
+    def begin_read(self, keys: Ints, out: Bytes, flushes: bool = True) -> "PendingRead | None":
         """Begin to read rows, on a thread of the reader; None where :meth:`read` has to do it.
 
         Parameters
@@ -216,5 +216,7 @@ class RowLog(RecordLog):
             int64 [n].
         out
             uint8 [n, row_bytes], C-contiguous, to be left alone until the read has ended.
+        flushes
+            Whether to write rows that are in no file yet, where that is all they need; else an interrupt harms nothing.
         """
-        return self.log.begin_read(keys, out)
+        return self.log.begin_read(keys, out, flushes)

@@ -139,9 +139,13 @@ class OpenPart:
 
     def make_readable(self, offsets: NDArray[np.int64]) -> None:
         """Let the reader have records that left the tail and may not be in the file yet."""
+        if not self.are_readable(offsets):
+            self._flush(self._tail.kept)
+
+    def are_readable(self, offsets: NDArray[np.int64]) -> bool:
+        """Whether the reader has records that left the tail."""
         tail = self._tail
-        if tail.start > self._readable and len(offsets) and int(offsets.max()) >= self._readable - tail.kept:
-            self._flush(tail.kept)
+        return not (tail.start > self._readable and len(offsets) and int(offsets.max()) >= self._readable - tail.kept)
 
     def enter(self, entries: NDArray[np.void]) -> None:
         """Append entries, `ENTRY` [n]."""

@@ -23,7 +23,7 @@ from memhier.recsys.replay.ahead import BatchQueue
 from memhier.recsys.replay.batch import Batch, room
 from memhier.recsys.replay.codecs.encoding import check_storage_codecs
 from memhier.recsys.replay.division import Buffers
-from memhier.recsys.replay.placement.admit import Admission
+from memhier.recsys.replay.placement.admit import Admission, Reservoir
 from memhier.recsys.replay.placement.memory import Memory
 from memhier.recsys.replay.placement.named import admission, stored_admission
 from memhier.recsys.replay.placement.placement import Decisions, Members, Placement
@@ -37,7 +37,7 @@ from memhier.recsys.replay.storage.storage import KIND, META, Storage
 from memhier.recsys.replay.stored import StoredSamples
 from memhier.recsys.replay.streams import Purpose, Uniforms, stream
 from memhier.recsys.replay.swapper import Swapper
-from memhier.shield import after_shielded, caller, close_made, shielded, shielded_giving, shielded_init
+from memhier.shield import after_shielded, caller, close_made, set_at_once, shielded, shielded_giving, shielded_init
 from memhier.store.store import Finding, Store, Transfer
 from memhier.store.way_back import go_back
 
@@ -353,7 +353,7 @@ class CarouselBuffer(Closing):
         self._check_open()
         return self._placement.count
 
-    @shielded
+    @after_shielded
     def add(self, batch: Mapping[str, Any], labels: Any = None, ids: Any = None, times: Any = None) -> Ints:
         """Add samples: to storage as the admission decides, and some of them to memory at once.
 
@@ -394,6 +394,36 @@ class CarouselBuffer(Closing):
         values = admission.values(marks, columns)
         columns = self._settings.encoding.encode(columns)
         self._storage.check(columns)
+        if count == 1 and isinstance(moments, int) and self._add_at_once(columns, marks, names, moments):
+            return np.array([-1])
+        return self._add(columns, marks, names, values, moments)
+
+    def _add_at_once(self, columns: Columns, labels: Ints, ids: Ints, time: int) -> bool:
+        """Add one sample that a full reservoir drops, or keeps outside memory; return whether it was such a one.
+
+        If not, nothing has changed.
+        """
+        placement, members = self._placement, self._placement.members
+        full = placement.limit is not None and members.size >= placement.limit and self._rated is None
+        if not full or type(self._settings.admission) is not Reservoir or members.by_class or len(self._ahead):
+            return False
+        if placement.entered is not None:
+            return False
+        label = int(labels[0])
+        uniform, changes = placement.count_at_once(label)
+        position = int(uniform * (placement.seen + 1))
+        if position < members.size:
+            staged = self._storage.append_at_once(position, columns) if placement.is_outside(position) else []
+            if not staged:
+                return False
+            changes += staged + members.replace_at_once(position, label, int(ids[0]), time)
+        with self._writing(MemoryError):
+            set_at_once(changes)
+        return True
+
+    @shielded
+    def _add(self, columns: Columns, marks: Ints, names: Ints, values: NDArray[Any], moments: Ints | int) -> Ints:
+        placement, admission, count = self._placement, self._settings.admission, len(marks)
         admission.check(placement, count)
         if self._rated is None:
             with self._writing(BaseException):
@@ -534,7 +564,7 @@ class CarouselBuffer(Closing):
         """Return a batch of n samples for `sample` to fill."""
         return Batch.empty(self.schema, n)
 
-    @shielded
+    @after_shielded
     def feedback(self, batch: Batch | Any, scores: Any = None, update: Mapping[str, Any] | None = None) -> None:
         """End a step: due swaps arrive, and the policy chooses some of the samples just used to be swapped.
 
@@ -558,6 +588,14 @@ class CarouselBuffer(Closing):
         """
         self._check_open(writing=True)
         slots, ids = self._checked_used(batch)
+        if update is None:
+            with self._writing():
+                if self._swapper.end_step_at_once(slots):
+                    return
+        self._feedback(slots, ids, scores, update)
+
+    @shielded
+    def _feedback(self, slots: Ints, ids: Ints, scores: Any, update: Mapping[str, Any] | None) -> None:
         values = {} if update is None else self._checked_update(update, len(slots))
         scores = self._swapper.checked_scores(scores, slots, ids)
         with self._writing():

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from memhier import backend
 from memhier.arguments import by_name, check_number
 from memhier.errors import FormatError
 from memhier.fields import described
@@ -29,6 +30,7 @@ Ints = NDArray[np.int64]
 
 _HAND = 256  # positions that a deck deals at a time, at least
 _ATTEMPTS = 16
+_FEW = 256  # positions that the core compares with each other
 _PEERS = 0x2545F4914F6CDD1D  # sets the draws of peers apart from the order of the deck
 
 
@@ -264,7 +266,14 @@ class Pool:
             return random.permutation(self.positions[self.outside(self.positions)])[:count]
         drawn: dict[int, None] = {}
         while len(drawn) < count:
-            some = self.positions[(random.random(2 * (count - len(drawn)) + 4) * every).astype(np.int64)]
+            uniforms = random.random(2 * (count - len(drawn)) + 4)
+            if backend.core is not None and not drawn and count <= _FEW:
+                chosen: Ints = np.empty(count, np.int64)
+                if count == backend.core.draw_outside(
+                    positions=self.positions, slot_of=self._slots, uniforms=uniforms, chosen=chosen
+                ):
+                    return chosen
+            some = self.positions[(uniforms * every).astype(np.int64)]
             drawn.update(dict.fromkeys(some[self.outside(some)].tolist()))
         return np.array([*drawn][:count], np.int64)
 

@@ -6,18 +6,20 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from memhier import backend
 from memhier.errors import CorruptionError
 from memhier.io.reader import PendingRead
 from memhier.recsys.replay.ahead import BatchQueue
 from memhier.recsys.replay.batch import Batch
 from memhier.recsys.replay.placement.memory import Memory, most_blocks
 from memhier.recsys.replay.placement.placement import Decisions, Placement
-from memhier.recsys.replay.policies import DeckSwap, GateSwap, Pool, Used, swaps
+from memhier.recsys.replay.policies import DeckSwap, FixedRatio, GateSwap, Pool, RandomSwap, Used, swaps
 from memhier.recsys.replay.schema import Columns
 from memhier.recsys.replay.settings import BufferSettings
 from memhier.recsys.replay.storage.index import SLOTS
@@ -28,6 +30,7 @@ __all__ = ["Swap", "Swapper"]
 
 Ints = NDArray[np.int64]
 
+_NONE: Ints = np.empty(0, np.int64)
 _REFILLS = 256  # vacant slots that one step fills
 _MOVED = 256  # samples that move to another memory together
 
@@ -366,8 +369,102 @@ class Swapper:
                 policy.ratio.stalled(self.stall_s - before, now - self._last_boundary)
             self._last_boundary = now
 
+    def end_step_at_once(self, slots: Ints) -> bool:
+        """End a step as `end_step` does, its changes in one call of the core, between which no interrupt comes.
+
+        Returns
+        -------
+        bool
+            Whether it has; if not, nothing has changed. It does the usual: one random swap arrives, whole, in a memory
+            that is full, and another begins whose samples lie in files.
+        """
+        core, step = backend.core, self.step
+        due = [swap for swap in self.under_way if swap.step <= step - self._settings.delay]
+        if core is None or len(due) > 1 or not self._is_simple():
+            return False
+        after: dict[str, Any] = {"step": step + 1}
+        if due and not self._has_landed(due[0], after):
+            return False
+        begun = self._begun(*self._drawn_swaps(slots))
+        if begun is None:
+            return False
+        after["under_way"] = deque([*islice(self.under_way, len(due), None), begun])
+        if due and len(self._spare) < self._most_spare:
+            after["_spare"] = [*self._spare, due[0].room]
+        return core.end_step(
+            placement=self._placement.arrays(core),
+            memory=self._memory.arrays(core),
+            coming=_as_coming(core, due[0]) if due else None,
+            next=_as_coming(core, begun),
+            step=step, owner=self, after=after,
+        )  # fmt: skip
+
+    def _is_simple(self) -> bool:
+        """Whether nothing but samples of one plain field move, at random."""
+        policy, placement = self._settings.policy, self._placement
+        return (
+            type(policy) is RandomSwap
+            and type(policy.ratio) is FixedRatio
+            and self._settings.delay > 0
+            and not self._ahead.asked
+            and len(self._schema.columns) == 1
+            and not self._schema.mutable
+            and not placement.members.by_class
+            and placement.count == placement.planned_count == placement.slots
+        )
+
+    def _has_landed(self, swap: Swap, after: dict[str, Any]) -> bool:
+        """Wait until a swap was read; return whether it was, and add the numbers that it changes."""
+        if not isinstance(swap.read, PendingRead) or swap.late:
+            return False
+        ready, start = swap.read.done(), time.perf_counter()
+        if swap.read.exception() is not None:
+            return False
+        if not ready:
+            after["stalls"], after["stall_s"] = self.stalls + 1, self.stall_s + time.perf_counter() - start
+        after["read_s"], after["swapped"] = self.read_s + swap.read.seconds, self.swapped + len(swap.slots)
+        return True
+
+    def _drawn_swaps(self, slots: Ints) -> tuple[Ints, Ints]:
+        """Choose what `_chosen_swaps` does where it is simple; return the slots and the positions, or none."""
+        policy, placement, random = self._settings.policy, self._placement, self._random.at(self.step)
+        assert policy is not None
+        if len(set(slots.tolist())) < len(slots):
+            return _NONE, _NONE
+        slots = slots[placement.swapped[slots] < max(0, self.step - self._settings.delay)]
+        count = swaps(policy.ratio, len(slots))
+        leaving = slots[random.permutation(len(slots))[:count]]
+        entering = Pool(placement, 0).draw(count, random)
+        return (leaving, entering) if len(entering) == count else (_NONE, _NONE)
+
+    def _begun(self, slots: Ints, positions: Ints) -> Swap | None:
+        """Begin to read a swap; None if that takes more than to read files."""
+        if not len(slots) or self._storage.has_staged(positions) or len(slots) > self._readable():
+            return None
+        room = self._room(len(slots))
+        swap = Swap(self.step, slots, positions, _chosen(room, slice(len(slots))), room)
+        swap.read = self._storage.begin_read(positions, swap.columns, flushes=False)
+        return None if swap.read is None else swap
+
     def _decide(self, slots: Ints, ids: Ints, scores: NDArray[Any] | None) -> None:
         """Choose the samples that leave and those that come in, and begin to read these."""
+        placement = self._placement
+        random = self._random.at(self.step)
+        leaving, entering = self._chosen_swaps(slots, ids, scores, random)
+        self.at_odds = True
+        placement.plan_swaps(leaving, entering)
+        if placement.planned_count < min(len(placement.planned), placement.members.size):
+            filled, filling = self._refills(random)
+            leaving, entering = np.concatenate([leaving, filled]), np.concatenate([entering, filling])
+        if len(leaving):
+            placement.note_swaps(leaving, self.step)
+            self._issue(self.step, leaving, entering)
+        self.at_odds = False
+
+    def _chosen_swaps(
+        self, slots: Ints, ids: Ints, scores: NDArray[Any] | None, random: np.random.Generator
+    ) -> tuple[Ints, Ints]:
+        """Choose the samples that leave and those that come in; return the slots and the positions."""
         policy, placement = self._settings.policy, self._placement
         assert policy is not None
         if self._ahead.asked:  # else the batch was drawn from the slots that there are
@@ -385,19 +482,9 @@ class Swapper:
             free &= self._memory.ids[slots] == ids
             scores = scores[free]
         slots, swapped = slots[free], swapped[free]
-        random = self._random.at(self.step)
         labels, groups = placement.labels_and_groups(planned[free])
         chosen = policy.victims(Used(groups, labels, swapped, scores), swaps(policy.ratio, len(slots)), random)
-        leaving, entering = self._incoming(slots[chosen], self._mixed(groups[chosen], random), random)
-        self.at_odds = True
-        placement.plan_swaps(leaving, entering)
-        if placement.planned_count < min(len(placement.planned), placement.members.size):
-            filled, filling = self._refills(random)
-            leaving, entering = np.concatenate([leaving, filled]), np.concatenate([entering, filling])
-        if len(leaving):
-            placement.note_swaps(leaving, self.step)
-            self._issue(self.step, leaving, entering)
-        self.at_odds = False
+        return self._incoming(slots[chosen], self._mixed(groups[chosen], random), random)
 
     def _mixed(self, groups: Ints, random: np.random.Generator) -> Ints:
         """Return the groups that come in for these: others, if memory has fewer slots than there are classes.
@@ -504,12 +591,16 @@ class Swapper:
             swap = self.under_way[0]
             failure = self._put_in_place(swap) or failure
             self.under_way.popleft()
-            if len(self._spare) < (2 if self._storage.buffers.ahead is None else 1):
+            if len(self._spare) < self._most_spare:
                 self._spare.append(swap.room)
             self.at_odds = False
         if failure is not None:
             self.errors += 1
             raise failure
+
+    @property
+    def _most_spare(self) -> int:
+        return 2 if self._storage.buffers.ahead is None else 1
 
     def _read_part(self) -> None:
         """Read the first of the next swap's samples, as many as there is room for; the rest is a swap of its own."""
@@ -683,6 +774,12 @@ class Swapper:
         self._memory.write(slots[whole], columns, *self._placement.labels_and_ids(positions[whole]))
         ids: list[int] = self._placement.members.ids[positions[~whole]].tolist()
         return ids
+
+
+def _as_coming(core: Any, swap: Swap) -> Any:
+    """Return a swap of one field for the compiled core."""
+    (rows,) = swap.columns.values()
+    return core.Coming(slots=swap.slots, positions=swap.positions, rows=rows)
 
 
 def _chosen(columns: Mapping[str, NDArray[Any]], which: Any) -> Columns:

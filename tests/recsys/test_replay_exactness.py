@@ -37,7 +37,7 @@ class DictStorage:
         self.buffers = Buffers()
         self.together = 1024
 
-    def begin_read(self, positions: Any, out: Any) -> None:
+    def begin_read(self, positions: Any, out: Any, flushes: bool = True) -> None:
         """Leave it to `read_settled`."""
 
     def append(self, positions: np.ndarray, columns: dict[str, np.ndarray]) -> None:

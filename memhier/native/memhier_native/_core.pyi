@@ -443,6 +443,15 @@ class StackDistances:
     @property
     def memory_bytes(self) -> int: ...
 
+def locate(
+    *,
+    keys: numpy.typing.NDArray[numpy.int64],
+    places: numpy.typing.NDArray[numpy.int64],
+    handles: numpy.typing.NDArray[numpy.int32],
+    files: numpy.typing.NDArray[numpy.int32],
+    offsets: numpy.typing.NDArray[numpy.int64],
+) -> bool: ...
+
 class LRUPolicy:
     def __init__(self, capacity: int) -> None: ...
     def access(
@@ -819,6 +828,59 @@ def sum_tree_draw(
     places: numpy.typing.NDArray[numpy.int64],
     taking: bool,
 ) -> None: ...
+
+class PlacementArrays:
+    def __init__(
+        self,
+        *,
+        planned: numpy.typing.NDArray[numpy.int64],
+        visible: numpy.typing.NDArray[numpy.int64],
+        swapped: numpy.typing.NDArray[numpy.int64],
+        slot_of: numpy.typing.NDArray[numpy.int32],
+        labels: numpy.typing.NDArray[numpy.int32],
+        ids: numpy.typing.NDArray[numpy.int64],
+        dirty: numpy.typing.NDArray[numpy.bool_],
+        per_row: int,
+        leaving: dict,
+    ) -> None: ...
+
+class MemoryArrays:
+    def __init__(
+        self,
+        *,
+        flat: numpy.typing.NDArray[Any] | memoryview,
+        generations: numpy.typing.NDArray[numpy.uint32],
+        values_at: int,
+        labels_at: int,
+        ids_at: int,
+    ) -> None: ...
+
+class Coming:
+    def __init__(
+        self,
+        *,
+        slots: numpy.typing.NDArray[numpy.int64],
+        positions: numpy.typing.NDArray[numpy.int64],
+        rows: numpy.typing.NDArray[Any] | memoryview,
+    ) -> None: ...
+
+def end_step(
+    *,
+    placement: PlacementArrays,
+    memory: MemoryArrays,
+    coming: Coming | None,
+    next: Coming,
+    step: int,
+    owner: object,
+    after: dict,
+) -> bool: ...
+def draw_outside(
+    *,
+    positions: numpy.typing.NDArray[numpy.int64],
+    slot_of: numpy.typing.NDArray[numpy.int32],
+    uniforms: numpy.typing.NDArray[numpy.float64],
+    chosen: numpy.typing.NDArray[numpy.int64],
+) -> int: ...
 def turn_rows(
     *,
     vectors: numpy.typing.NDArray[numpy.float32],

@@ -55,6 +55,7 @@ class Memory:
         self._items: dict[str, NDArray[Any]] = {}
         self._targets: dict[str, NDArray[Any]] = {}
         self.views: Columns = {}
+        self._arrays: Any = None
         flat = slab.rows.reshape(-1)
         start = 0
         for name, column in self._columns.items():
@@ -83,6 +84,17 @@ class Memory:
         pool = int(_blocks_of_mean(schema) * (BLOCK_BYTES + 8))
         return sum(column.bytes for column in _columns(schema).values()) + 4 + pool
 
+    def arrays(self, core: Any) -> Any:
+        """Return the arrays that a step of the compiled core changes, of samples of one column."""
+        if self._arrays is None:
+            (values,) = self.schema.columns
+            values_at, labels_at, ids_at = (self._bounds[name].start for name in (values, _LABEL, _ID))
+            flat, generations = self.slab.parts()
+            self._arrays = core.MemoryArrays(
+                flat=flat, generations=generations, values_at=values_at, labels_at=labels_at, ids_at=ids_at
+            )
+        return self._arrays
+
     @property
     def memory_bytes(self) -> int:
         """DRAM held."""
@@ -90,6 +102,7 @@ class Memory:
 
     def close(self) -> None:
         """Free the slab."""
+        self._arrays = None
         self.slab.close()
 
     @property

@@ -211,6 +211,14 @@ class Members:
         self._times[positions] = times
         self._mark(positions)
 
+    def replace_at_once(self, position: int, label: int, id: int, time: int) -> list[tuple[Any, Any, Any]]:
+        """Return the changes that let a position hold another sample, where groups are no classes."""
+        row = position // _POSITIONS_PER_ROW
+        return [
+            (self._labels, position, label), (self._ids, position, id), (self._times, position, time),
+            (self._dirty, row, True),
+        ]  # fmt: skip
+
     def move(self, position: int, old: int) -> None:
         """Let a position hold the sample at another one, which is to be removed."""
         self.replace(position, int(self._numbers[old]), int(self._ids[old]))
@@ -448,6 +456,14 @@ class Placement:
         own = self._slot_of.nbytes + self.of_group.memory_bytes + sum(array.nbytes for array in arrays)
         return self.members.memory_bytes + own + (self._group_slots.memory_bytes if self._group_slots else 0)
 
+    def arrays(self, core: Any) -> Any:
+        """Return the arrays that a step of the compiled core changes."""
+        return core.PlacementArrays(
+            planned=self.planned, visible=self.visible, swapped=self.swapped, slot_of=self.slot_of,
+            labels=self.members.labels, ids=self.members.ids, dirty=self._dirty, per_row=_SLOTS_PER_ROW,
+            leaving=self._leaving,
+        )  # fmt: skip
+
     def labels_and_ids(self, positions: Ints) -> tuple[Ints, Ints]:
         """Return the labels and ids at positions, int64 [n] each."""
         return self.members.labels[positions].astype(np.int64), self.members.ids[positions]
@@ -571,6 +587,18 @@ class Placement:
         if len(kept):
             moments = times if isinstance(times, int) else times[kept]
             self.members.note(decisions.positions[kept], labels[kept], moments)
+
+    def count_at_once(self, label: int) -> tuple[float, list[tuple[Any, Any, Any]]]:
+        """Return the number that decides about one sample in a full storage, and the changes that count it."""
+        own, count = vars(self), self.seen_of.get(label, 0)
+        uniform = float(self._uniforms.at(DRAWS * self.arrivals, 1)[0])
+        return uniform, [
+            (own, "arrivals", self.arrivals + 1), (own, "seen", self.seen + 1), (self.seen_of, label, count + 1),
+        ]  # fmt: skip
+
+    def is_outside(self, position: int) -> bool:
+        """Whether a position is in no slot, and comes into none."""
+        return bool(self._slot_of[position] < 0) and position not in self._leaving
 
     def displace(self, decisions: Decisions, sample: int, position: int, label: int, id: int) -> None:
         """Let a sample take a position, which leaves memory."""

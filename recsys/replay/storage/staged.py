@@ -10,6 +10,7 @@ from memhier.recsys.replay.schema import Columns, Schema
 __all__ = ["StagedSamples"]
 
 Ints = NDArray[np.int64]
+Change = tuple[Any, Any, Any]  # of `set_at_once`
 
 _SAMPLES = 64  # at most
 _SHARE = 4  # as many additions fill the room, at least: larger ones are written at once
@@ -68,6 +69,14 @@ class StagedSamples:
             values[start:stop] = columns[name]
         self._positions[start:stop] = positions
         self._count = stop
+
+    def put_at_once(self, position: int, columns: Columns) -> list[Change]:
+        """Return the changes that take one sample, a copy of which is made now; none where it finds no room."""
+        if not self._columns or not self.takes(1) or not self.has_room(1):
+            return []
+        for name, values in self._columns.items():
+            values[self._count] = columns[name][0]
+        return [(self._positions, self._count, position), (vars(self), "_count", self._count + 1)]
 
     def has_any(self, positions: NDArray[Any]) -> bool:
         """Whether a sample waits for one of these positions."""

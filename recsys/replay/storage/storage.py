@@ -25,7 +25,7 @@ from memhier.recsys.replay.storage.described import META, VERSION, check_positio
 from memhier.recsys.replay.storage.index import INDEX_ROW_BYTES, POSITIONS, POSITIONS_2, SLOTS, Kind, index_keys, joined
 from memhier.recsys.replay.storage.records import SampleCodec
 from memhier.recsys.replay.storage.room import ENTRY_BYTES, Growth, Room, reclaim
-from memhier.recsys.replay.storage.staged import StagedSamples
+from memhier.recsys.replay.storage.staged import Change, StagedSamples
 from memhier.store.store import Finding, Store
 
 __all__ = ["KIND", "META", "Storage"]
@@ -189,6 +189,14 @@ class Storage:
         else:
             self._write(positions, columns)
 
+    def append_at_once(self, position: int, columns: Columns) -> list[Change]:
+        """Return the changes that set one sample, which waits for others; none where it cannot wait."""
+        return self._staged.put_at_once(position, columns)
+
+    def has_staged(self, positions: Ints) -> bool:
+        """Whether a sample at one of these positions waits."""
+        return self._staged.has_any(positions)
+
     def settle(self, positions: Ints | None = None) -> None:
         """Write the samples that wait, if there are any at these positions; None for all positions."""
         if len(self._staged) and (positions is None or self._staged.has_any(positions)):
@@ -282,12 +290,15 @@ class Storage:
         if self._side is not None:
             self._read_rows(self._side, self._side_format, positions, out)
 
-    def begin_read(self, positions: Ints, out: Columns) -> PendingRead | None:
-        """Begin to read samples at positions that were settled; None where `read_settled` has to do it."""
+    def begin_read(self, positions: Ints, out: Columns, flushes: bool = True) -> PendingRead | None:
+        """Begin to read samples at positions that were settled; None where `read_settled` has to do it.
+
+        `flushes` says whether to write samples that are in no file yet.
+        """
         rows = self.format.in_place(out)
         if rows is None or self._side is not None or not isinstance(self.samples, RowLog):
             return None
-        return self.samples.begin_read(positions, rows)
+        return self.samples.begin_read(positions, rows, flushes)
 
     def _read_rows(self, log: RowLog, format: SampleCodec, positions: Ints, out: Columns) -> None:
         # A row of one plain field needs no room in between.

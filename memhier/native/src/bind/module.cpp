@@ -22,11 +22,13 @@ NB_MODULE(_core, m) {
   register_exact_max_sim(m);
   register_nearest_lists(m);
   register_offline(m);
+  register_places(m);
   register_policies(m);
   register_pq_scan(m);
   register_reader(m);
   register_search(m);
   register_slotmap(m);
   register_sum_tree(m);
+  register_swap_step(m);
   register_turn(m);
 }

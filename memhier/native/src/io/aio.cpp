@@ -79,6 +79,7 @@ class AioEngine final : public Engine {
         finished.push_back(io);
         --in_flight_;
       }
+      if (least == 0) break;
     }
     return 0;
   }

@@ -64,30 +64,55 @@ void Context::reset() {
 }
 
 std::optional<Fault> Context::read_window(const Batch& batch, std::size_t start, ReadTally& tally) {
+  set_out(batch, start);
+  return land_all(tally);
+}
+
+// Plans a window and queues the first reads.
+void Context::set_out(const Batch& batch, std::size_t start) {
   assert(free_ios_.size() == ios_.size());
   reset();  // in order, so that neighbouring pages land side by side: a read of one part need not look up its pages
   batch_ = &batch;
   lands_in_rows_ = batch.out != nullptr && batch.length >= kPageBytes;
-  fault_ = plan_window(batch, start);
-  if (fault_) return fault_;
   tally_ = {};
   engine_ = direct_.get();
-  for (;;) {
-    if (!fault_) issue();
-    if (free_ios_.size() == ios_.size()) break;
-    finished_.clear();
-    if (const int error = engine_->submit_and_wait(worth_waiting_for(), finished_); error != 0) {
-      assert(engine_->in_flight() == 0);
-      engine_->withdraw();
-      reset();
-      blame({Fault::Kind::error, nullptr, error});
-      break;
-    }
-    if (batch.latency != nullptr) now_ = Clock::now();
-    for (Io* io : finished_) land(*io);
+  fault_ = plan_window(batch, start);
+  if (!fault_) issue();
+}
+
+bool Context::begin(const Batch& batch) {
+  if (batch.count > window()) return false;
+  set_out(batch, 0);
+  if (!fault_ && (waiting_ || !plan_.finished())) {
+    engine_->withdraw();
+    reset();
+    return false;
   }
+  if (free_ios_.size() < ios_.size()) advance(0);
+  return true;
+}
+
+std::optional<Fault> Context::land_all(ReadTally& tally) {
+  while (free_ios_.size() < ios_.size()) advance(worth_waiting_for());
   tally += tally_;
   return fault_;
+}
+
+// Hands over what is queued, waits for at least so many reads, lands the finished ones and queues others; whether
+// nothing is left.
+bool Context::advance(std::size_t least) {
+  finished_.clear();
+  if (const int error = engine_->submit_and_wait(least, finished_); error != 0) {
+    assert(engine_->in_flight() == 0);
+    engine_->withdraw();
+    reset();
+    blame({Fault::Kind::error, nullptr, error});
+    return true;
+  }
+  if (batch_->latency != nullptr) now_ = Clock::now();
+  for (Io* io : finished_) land(*io);
+  if (!fault_) issue();
+  return free_ios_.size() == ios_.size();
 }
 
 // How many reads to wait for. Every wait may cost a switch of threads, so several are fetched at a time: an eighth of

@@ -68,6 +68,14 @@ class Context {
   // Reads requests [start, start + window()) of a batch. When it returns nothing is in flight.
   std::optional<Fault> read_window(const Batch& batch, std::size_t start, ReadTally& tally);
 
+  // Hands over the reads of a batch and waits for none; false, with nothing begun, if they are too many for that. The
+  // batch stays where it is until land_all() has returned.
+  bool begin(const Batch& batch);
+  // Lands the reads that have finished; whether those were the last.
+  bool land_finished() { return free_ios_.size() == ios_.size() || advance(0); }
+  // Waits for the rest of a batch that was begun.
+  std::optional<Fault> land_all(ReadTally& tally);
+
   std::size_t window() const { return std::min(kWindowRequests, kWindowPerRead * ios_.size()); }
 
   // May be asked while a batch runs in another thread.
@@ -77,6 +85,8 @@ class Context {
 
  private:
   std::optional<Fault> plan_window(const Batch& batch, std::size_t start);
+  void set_out(const Batch& batch, std::size_t start);
+  bool advance(std::size_t least);
   void reset();
   void take_held();
   void issue();

@@ -41,14 +41,7 @@ Context* Pool::take() {
   std::unique_lock lock(mutex_);
   for (;;) {
     if (closed_) return nullptr;
-    if (idle_.empty() && contexts_.size() < contexts_max_) {
-      try {
-        contexts_.push_back(make_context());
-        idle_.push_back(contexts_.back().get());
-      } catch (const std::system_error&) {
-        contexts_max_ = contexts_.size();  // the system's limit; there is one context at least, to wait for
-      }
-    }
+    if (idle_.empty()) add_context();
     if (!idle_.empty()) {
       Context* context = idle_.back();
       idle_.pop_back();
@@ -56,6 +49,36 @@ Context* Pool::take() {
     }
     returned_.wait(lock);
   }
+}
+
+// Makes another context, if there may be more.
+void Pool::add_context() {
+  if (contexts_.size() >= contexts_max_) return;
+  try {
+    contexts_.push_back(make_context());
+    idle_.push_back(contexts_.back().get());
+  } catch (const std::system_error&) {
+    contexts_max_ = contexts_.size();  // the system's limit; there is one context at least, to wait for
+  }
+}
+
+Context* Pool::keep() {
+  const std::lock_guard lock(mutex_);
+  if (closed_ || keeping_) return nullptr;
+  if (contexts_.size() < 2) add_context();
+  if (contexts_.size() < 2 || idle_.empty()) return nullptr;
+  Context* context = idle_.back();
+  idle_.pop_back();
+  keeping_ = true;
+  return context;
+}
+
+void Pool::give_back_kept(Context* context) {
+  {
+    const std::lock_guard lock(mutex_);
+    keeping_ = false;
+  }
+  give_back(context);
 }
 
 void Pool::give_back(Context* context) {

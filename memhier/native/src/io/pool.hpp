@@ -37,6 +37,11 @@ class Pool {
     Context* context_;
   };
 
+  // A context that may be kept from call to call, until it is given back; null unless others are left for the calls
+  // meanwhile. One at a time.
+  Context* keep();
+  void give_back_kept(Context* context);
+
   std::size_t memory_bytes() const;
   // The bytes that one calling thread at a time will come to hold.
   std::size_t planned_bytes() const { return planned_bytes_; }
@@ -48,6 +53,7 @@ class Pool {
   static constexpr std::size_t kContextsMax = 4;
 
   std::unique_ptr<Context> make_context() const;
+  void add_context();
   Context* take();
   void give_back(Context* context);
 
@@ -61,7 +67,7 @@ class Pool {
   std::vector<std::unique_ptr<Context>> contexts_;
   std::vector<Context*> idle_;
   std::size_t contexts_max_ = kContextsMax;
-  bool closed_ = false;
+  bool closed_ = false, keeping_ = false;
 };
 
 }  // namespace memhier

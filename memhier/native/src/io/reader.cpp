@@ -5,6 +5,7 @@
 #include <functional>
 #include <limits>
 #include <tuple>
+#include <utility>
 #include <variant>
 
 #include <nanobind/stl/optional.h>
@@ -427,6 +428,7 @@ class PageReader {
   std::size_t planned_bytes() const { return table_bytes() + pool_->planned_bytes(); }
 
   void close() {
+    if (const auto end = std::exchange(end_kept_, nullptr)) end();
     if (pool_->made_here()) {
       nb::gil_scoped_release released;
       pool_->close();
@@ -580,6 +582,7 @@ class PageReader {
   std::shared_ptr<const Table> table_;
   std::unique_ptr<Pool> pool_;
   std::unique_ptr<Background> background_;
+  std::function<void()> end_kept_;    // ends the read that keeps a context of the pool
   std::shared_ptr<BufferPool> held_;  // null: no page is held
   std::size_t pages_held_ = 0;        // at most
   std::int64_t files_held_ = 0, hits_before_ = 0;
@@ -587,8 +590,21 @@ class PageReader {
   ReadTally done_;
 };
 
-// A read that a thread of the reader makes, without the GIL. Python keeps the reader at least as long, and calls from
-// one thread.
+// Adds the time until its end to a number of seconds.
+class Timer {
+ public:
+  explicit Timer(double& seconds) : seconds_(seconds) {}
+  Timer(const Timer&) = delete;
+  Timer& operator=(const Timer&) = delete;
+  ~Timer() { seconds_ += std::chrono::duration<double>(Clock::now() - start_).count(); }
+
+ private:
+  double& seconds_;
+  const Clock::time_point start_ = Clock::now();
+};
+
+// A read that goes on between calls: a few ranges in a context kept for them, many on a thread of the reader. Python
+// keeps the reader at least as long, and calls from one thread.
 class PendingRead {
  public:
   PendingRead(PageReader& reader, Array<const std::int32_t, 1> files, Array<const std::int64_t, 1> offsets,
@@ -604,6 +620,7 @@ class PendingRead {
     held_ = reader_.held_;
     batch_ = {table_->sources, files_.data(), 0,       offsets_.data(), count,
               length,          out_.data(),   nullptr, nullptr,         held_.get()};
+    if (begin()) return;
     job_.work = [this, &pool = *reader_.pool_] { read(pool); };
     try {
       reader_.background_->post(job_);
@@ -615,7 +632,13 @@ class PendingRead {
   PendingRead& operator=(const PendingRead&) = delete;
   ~PendingRead() { end(); }
 
-  bool done() const { return job_.done.load(); }
+  bool done() {
+    if (context_ == nullptr) return ended_ || job_.done.load();
+    if (owner_ != ::getpid()) return true;
+    nb::gil_scoped_release released;
+    const Timer timer(seconds_);
+    return context_->land_finished();
+  }
   double seconds() const { return seconds_; }
 
   std::optional<Description> wait() {
@@ -624,13 +647,31 @@ class PendingRead {
   }
 
  private:
+  // Hands over a few reads here, which costs less than a switch to the thread; false if that has to read.
+  bool begin() {
+    Context* const kept = reader_.pool_->keep();
+    if (kept == nullptr) return false;
+    bool begun = false;
+    {
+      nb::gil_scoped_release released;
+      const Timer timer(seconds_);
+      begun = kept->begin(batch_);
+    }
+    if (begun) {
+      context_ = kept;
+      reader_.end_kept_ = [this] { end(); };
+    } else {
+      reader_.pool_->give_back_kept(kept);
+    }
+    return begun;
+  }
+
   void read(Pool& pool) {
-    const auto start = Clock::now();
+    const Timer timer(seconds_);
     const Pool::Loan context(pool);
     if (!context) fault_ = Fault{Fault::Kind::closed};
     for (std::size_t at = 0; at < batch_.count && !fault_; at += context->window())
       fault_ = context->read_window(batch_, at, tally_);
-    seconds_ = std::chrono::duration<double>(Clock::now() - start).count();
   }
 
   void end() {
@@ -640,7 +681,13 @@ class PendingRead {
       fault_ = Fault{Fault::Kind::closed};
       return;
     }
-    if (!done()) {
+    if (context_ != nullptr) {
+      reader_.end_kept_ = nullptr;
+      nb::gil_scoped_release released;
+      const Timer timer(seconds_);
+      fault_ = context_->land_all(tally_);
+      reader_.pool_->give_back_kept(std::exchange(context_, nullptr));
+    } else if (!job_.done.load()) {
       nb::gil_scoped_release released;
       reader_.background_->wait(job_);
     }
@@ -659,6 +706,7 @@ class PendingRead {
   std::optional<Fault> fault_;
   double seconds_ = 0;
   bool ended_ = false;
+  Context* context_ = nullptr;  // kept while it reads for this one; null where the thread reads
   Background::Job job_;
 };
 
