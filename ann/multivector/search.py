@@ -116,7 +116,7 @@ class Best:
     """The `k` best items so far; of equal scores, the smaller ids."""
 
     def __init__(self, k: int) -> None:
-        self._k = k
+        self.k: int = k
         self.scores: Floats = np.empty(0, np.float32)
         self.ids: Ints = np.empty(0, np.int64)
         self.positions: Ints = np.empty(0, np.int64)
@@ -124,14 +124,19 @@ class Best:
     def offer(self, scores: Floats, ids: npt.NDArray[Any], positions: Ints) -> None:
         """Take items in; a position of -1 is that of one that waits."""
         scores, ids = np.concatenate([self.scores, scores]), np.concatenate([self.ids, ids.astype(np.int64)])
-        order = np.lexsort((ids, -scores))[: self._k]
+        order = np.lexsort((ids, -scores))[: self.k]
         self.positions = np.concatenate([self.positions, positions])[order]
         self.scores, self.ids = scores[order], ids[order]
 
     @property
     def kth(self) -> float:
         """The score that a further item has to reach."""
-        return float(self.scores[-1]) if len(self.scores) == self._k else -np.inf
+        return float(self.scores[-1]) if len(self.scores) == self.k else -np.inf
+
+    def keep(self, k: int) -> None:
+        """Keep the `k` best alone."""
+        self.k = k
+        self.scores, self.ids, self.positions = self.scores[:k], self.ids[:k], self.positions[:k]
 
 
 class ItemSearch:
@@ -175,6 +180,8 @@ class ItemSearch:
         `effort` None takes bounds that hold for certain, and all items as candidates.
         """
         snapshot, best, tally = self._snapshot, self._best, self._tally
+        if effort is not None:  # it was learnt from so many: errors of the first few alone stand further below the k-th
+            best.k = max(self._k, NEIGHBOURS)
         waiting = np.flatnonzero(self._allowed.waiting)
         for low, high in spans(snapshot.waiting.starts, snapshot.token_bytes, self._together):
             some = waiting[np.searchsorted(waiting, low) : np.searchsorted(waiting, high)]
@@ -189,7 +196,10 @@ class ItemSearch:
             tables = QueryTables(snapshot.book, self._query)
             found = None if effort is None else self._estimated(tables, effort, left)
             tally["escalated"] = int(effort is not None and found is None)
+            if found is None:
+                best.keep(self._k)
             tally["ranked"] += self._exact(tables) if found is None else self._rank(*found)
+        best.keep(self._k)
         for name in ("reads", "pages", "bytes"):
             tally[name] = int(self._reads.tally[name][0])
         tally["rounds"] = self._reads.rounds
@@ -246,7 +256,7 @@ class ItemSearch:
         Those unlike the items that the effort was learnt from have bounds that hold for certain. None where the query
         is unlike those that it was learnt from: it lies further from the lists, or list scores rule few items out.
         """
-        k = self._k
+        k = self._best.k
         if tables.nearness < effort.nearness:
             return None
         first, second = effort.biases
@@ -290,8 +300,8 @@ class ItemSearch:
         snapshot = self._snapshot
         total = int(snapshot.bases[-1])
         # With a filter, or for more neighbours than were calibrated, neighbours lie further: more lists are looked at.
-        probes = effort.probes * max(1, -(-self._k // NEIGHBOURS)) * max(1, (total + left // 2) // left)
-        if left <= max(_FEW_ALLOWED, 2 * self._k) or probes >= snapshot.book.lists:
+        probes = effort.probes * -(-self._best.k // NEIGHBOURS) * max(1, (total + left // 2) // left)
+        if left <= max(_FEW_ALLOWED, 2 * self._best.k) or probes >= snapshot.book.lists:
             numbers = self._allowed.numbers(snapshot)
             self._tally["probed"] = snapshot.book.lists
         else:

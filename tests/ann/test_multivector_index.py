@@ -289,3 +289,17 @@ def test_a_proof_reads_little_more_than_all_items_once(tmp_path, removed):
             assert found.stats["pages"] <= 1.1 * pages + 50
         near = index.search(items[-1][:1] * 30, 1, recall=1.0)
         assert near.stats["ranked"] <= len(model)
+
+
+def test_the_few_best_items_are_found_as_often_as_declared(tmp_path):
+    random = np.random.default_rng(4)
+    lengths = random.integers(1, 30, 1000)
+    norms = np.repeat(random.lognormal(0, 0.6, 1000), lengths) * random.lognormal(0, 0.5, lengths.sum())
+    tokens = (random.normal(size=(lengths.sum(), 48)) * norms[:, None]).astype(np.float32)
+    queries = random.normal(size=(200, 1, 48)).astype(np.float32)
+    exact = np.maximum.reduceat(tokens @ queries[:, 0].T, np.cumsum(lengths) - lengths, axis=0).T
+    with MultiVectorIndex.build(tmp_path / "index", tokens, lengths=lengths, dram="1000KiB") as index:
+        for k in (1, 3):
+            found = index.search(queries, k, recall=0.99)
+            kth = np.sort(exact, axis=1)[:, -k, None]
+            assert (np.take_along_axis(exact, found.ids, 1) >= kth - 1e-4).mean() >= 0.98
