@@ -235,3 +235,34 @@ def test_a_worn_index_finds_the_nearest_among_vectors_unlike_those_it_was_made_f
         index.commit(compact=False)
         found = index.search(queries, 1, recall=0.99)
     assert recall_at_k(found.distances, near) >= 0.99
+
+
+def test_recall_is_kept_for_numbers_of_neighbours_between_those_measured(tmp_path):
+    queries, base = np.split(np.random.default_rng(0).normal(size=(5300, 48)).astype(np.float32), [300])
+    near = exact_neighbours(base, queries, 50)[1]
+    with ZoomIndex.build(tmp_path / "index", base, dram=339_000) as index:
+        for declared in (0.9, 0.95):
+            found = index.search(queries, 50, recall=declared)
+            assert recall_at_k(found.distances, near) >= declared - 0.005
+
+
+@pytest.mark.filterwarnings("ignore:calibration found")
+@pytest.mark.parametrize(  # the first falls short at build
+    ("dram", "where"), [(370_000, None), (385_000, None), (395_000, "price < 0.9")]
+)
+def test_a_worn_index_of_rough_codes_finds_added_vectors_that_lie_elsewhere(tmp_path, dram, where):
+    random = np.random.default_rng(0)
+    points = 3 * random.normal(size=(100, 48))[random.integers(0, 100, 4200)] + random.normal(size=(4200, 48))
+    points[2000:4100] += 8
+    base, queries = np.split(points.astype(np.float32), [4000])
+    price = random.random(4000)
+    left = base if where is None else base[price < 0.9]
+    near = exact_neighbours(left, queries, 10)[1]
+    path = tmp_path / "index"
+    early, late = (None, None) if where is None else ({"price": price[:2000]}, {"price": price[2000:]})
+    with ZoomIndex.build(path, base[:2000], dram=dram, grow_to=4000, attributes=early) as index:
+        index.add(base[2000:], attributes=late)
+        index.commit(compact=False)
+        for k in (1, 10):
+            found = index.search(queries, k, recall=0.9, where=where)
+            assert recall_at_k(found.distances, near[:, :k]) >= 0.9

@@ -41,6 +41,7 @@ _CANDIDATES = (10, 15, 20, 30, 40, 60, 80, 100, 150, 200, 300, 400, 600, 800)
 _LIMITS_OF_K = (10, 40)  # candidates measured of a query, by k; more where few do not suffice
 _LIMIT = 512  # likewise, at least
 _SHORT = 0.995  # of the neighbours found among few candidates, below which more are looked at
+_ROUGH, _ROUGH_RECALL = 1.0, 0.9  # standard errors for a recall of the nearest, beyond which codes tell little
 _EXACT_EPS = 8.0  # standard errors that a bound of recall 1 allows for
 _NO_BOUND = 1e6  # likewise, where errors exceed their bounds: everything not known exactly is compared
 _NEAR = (0.03, 0.06, 0.1, 0.2, 0.35, 0.6)  # of the gap at the fewest lists
@@ -117,8 +118,12 @@ class Calibration:
 
     @property
     def bounds_hold(self) -> bool:
-        """Whether the widest bounds measured missed hardly a neighbour; heavy-tailed errors make them miss more."""
-        return min(self.reached.values()) >= _SHORT
+        """Whether the widest bounds measured missed hardly a neighbour; heavy-tailed errors make them miss more.
+
+        So do rough codes of many vectors unlike those measured, whose errors may all point one way.
+        """
+        is_rough = self._at(min(self.efforts), _ROUGH_RECALL)[0].eps > _ROUGH
+        return min(self.reached.values()) >= _SHORT and not (is_rough and self.changes > _WORN * self.vectors)
 
     @property
     def exact_eps(self) -> float:
@@ -126,8 +131,8 @@ class Calibration:
         return _EXACT_EPS if self.bounds_hold else _NO_BOUND
 
     def reached_at(self, k: int) -> float:
-        """Return the highest recall measured for `k` neighbours, or for the nearest number measured."""
-        return self.reached[self._known(k)]
+        """Return the highest recall measured for `k` neighbours, or for the nearest numbers measured."""
+        return min(self.reached[each] for each in self._around(k))
 
     def changed(self, count: int) -> Self:
         """Return it after `count` vectors were added or removed."""
@@ -144,6 +149,12 @@ class Calibration:
         """Return the effort for `recall` at `k` from `efforts`, and whether it is known to reach it."""
         known = self._known(k)
         found, reached = self._at(known, recall)
+        for less, is_known in (self._at(each, recall) for each in self._around(k)):  # of fewer, more errors count
+            eps, nprobe = max(found.eps, less.eps), max(found.nprobe, less.nprobe)
+            found = replace(
+                found, nprobe=nprobe, eps=eps, least=max(found.least, less.least), gap=max(found.gap, less.gap)
+            )
+            reached = reached and is_known
         reached = reached and not self.changed_much
         if self.changes > _WORN * self.vectors:
             # The measurements no longer tell how far the k nearest are, nor how many candidates stand before them.
@@ -239,6 +250,11 @@ class Calibration:
 
     def _known(self, k: int) -> int:
         return min((each for each in self.efforts if each >= k), default=max(self.efforts))
+
+    def _around(self, k: int) -> list[int]:
+        """Return the number measured that is no less than `k`, or the most; and the one below where it is more."""
+        known = self._known(k)
+        return [known, *[each for each in sorted(self.efforts) if each < k < known][-1:]]
 
     def _at(self, known: int, recall: float) -> tuple[Effort, bool]:
         found = _reaching(self.efforts[known], recall)

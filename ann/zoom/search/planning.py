@@ -94,11 +94,13 @@ def _plan_recall(state: IndexSnapshot, k: int, recall: float, selection: Selecti
             before = min(calibration.changes, sum(part.arrays.unbounded for part in state.parts))
             effort = replace(effort, most=effort.most + before)
         return Plan(effort, True, "no", recall)
-    if recall < 1 and not _measured(calibration, k):
-        # The neighbours differ from those measured: half of the loss is allowed, and the bounds alone decide.
-        return Plan(replace(calibration.effort(k, 1 - (1 - recall) / 2)[0], most=None), False, "wider", recall)
-    widest = calibration.widest(state.preview.lists)
     exact = recall == 1 or calibration.reached_at(k) < recall
+    if not exact and not _measured(calibration, k):
+        # The neighbours differ from those measured: half of the loss is allowed, and the bounds alone decide.
+        found = calibration.effort(k, 1 - (1 - recall) / 2)[0]
+        eps = found.eps if calibration.bounds_hold else max(found.eps, _ROUGH_EPS)
+        return Plan(replace(found, eps=eps, most=None), False, "wider", recall)
+    widest = calibration.widest(state.preview.lists)
     return Plan(effort if recall == 1 else widest, False, "exact" if exact else "wider", recall)
 
 
