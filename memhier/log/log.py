@@ -273,11 +273,13 @@ class Log:
             if self.fresh:
                 opened, places = self.fresh[-1], self.index.places(keys)
                 written = offset_of(places[slot_of(places) == opened.part.slot])
-                inside = self.tail.holds(written)
-                if inside.any() or not (flushes or opened.are_readable(written)):
+                if self.tail.holds(written).any():
                     return None
-                with self.group.failing(waits=self.patient):
-                    opened.make_readable(written)
+                if not opened.are_readable(written):
+                    if not flushes:
+                        return None
+                    with self.group.failing(waits=self.patient):
+                        opened.make_readable(written)
             found = self.index.locate(keys, self.table.handles)
             return self.reader.begin_read(*found, self.format.record_bytes, out) if found and len(keys) else None
 

@@ -1,11 +1,13 @@
 """Reads that go on between calls: as any other read, by every engine, few or many, one or several at a time."""
 
+import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from memhier import Reader, backend
+from memhier import Reader, RowLog, Store, backend
 from memhier.errors import ClosedError, CorruptionError
 
 pytestmark = pytest.mark.skipif(backend.core is None, reason="the pure Python reader begins no reads")
@@ -89,3 +91,43 @@ def test_damage_and_short_files_are_told_at_the_end(reader: Reader, rows: np.nda
         pending = reader.begin_read(np.full(4, other, np.int32), np.arange(4) * LENGTH, LENGTH, out)
         assert pending is not None
         assert isinstance(pending.exception(), CorruptionError)
+
+
+def test_an_interrupt_harms_no_log_whose_rows_were_not_committed(tmp_path: Path, interrupts: Any) -> None:
+    rows = np.arange(3000, dtype=np.int32).repeat(LENGTH // 4).reshape(3000, -1).view(np.uint8)
+    keys, out = np.array([5, 2000]), np.zeros((2, LENGTH), np.uint8)
+    with Store.create(tmp_path / "s", "test") as store, Reader() as reader:
+        log = RowLog(store, "rows", LENGTH, reader, 3000, key_space=3000)
+        log.append(np.arange(3000), rows)
+        log.read(keys)  # writes them
+        for _ in interrupts.every(lambda: log.begin_read(keys, out, flushes=False)):
+            pending = log.begin_read(keys, out, flushes=False)
+            assert pending is not None
+            assert pending.exception() is None
+            assert (out == rows[keys]).all()
+        log.close()
+
+
+def test_a_child_closes_a_reader_whose_parent_reads(reader: Reader, rows: np.ndarray, tmp_path: Path) -> None:
+    """A checker of addresses finds here whether it asks for a read that is gone."""
+    with reader:
+        handle = reader.add(tmp_path / "rows")
+        for begins in (False, True):
+            out = np.zeros((4, LENGTH), np.uint8)
+            read = np.full(4, handle, np.int32), np.arange(4) * LENGTH, LENGTH
+            pending = reader.begin_read(*read, out)
+            assert pending is not None
+            child = os.fork()
+            if child == 0:
+                try:
+                    if begins:
+                        own = reader.begin_read(*read, out)
+                    del pending
+                    reader.close()
+                    right = not begins or (own is not None and own.exception() is None and (out == rows[:4]).all())
+                    os._exit(0 if right else 1)
+                finally:
+                    os._exit(2)
+            assert os.waitpid(child, 0)[1] == 0
+            assert pending.exception() is None
+            assert (out == rows[:4]).all()

@@ -428,8 +428,9 @@ class PageReader {
   std::size_t planned_bytes() const { return table_bytes() + pool_->planned_bytes(); }
 
   void close() {
-    if (const auto end = std::exchange(end_kept_, nullptr)) end();
+    const auto end_kept = std::exchange(end_kept_, nullptr);  // of the parent in its child, and may be gone there
     if (pool_->made_here()) {
+      if (end_kept) end_kept();
       nb::gil_scoped_release released;
       pool_->close();
     }
@@ -572,6 +573,7 @@ class PageReader {
   // pool is the one safe thing to do with it; its page buffers and rings were not copied to the child anyway.
   void forget_parents_pool() {
     if (!pool_ || pool_->made_here()) return;
+    end_kept_ = nullptr;
     static_cast<void>(pool_.release());
     static_cast<void>(background_.release());
     if (held_ != nullptr) static_cast<void>(new std::shared_ptr<BufferPool>(std::move(held_)));
