@@ -375,8 +375,8 @@ class Swapper:
         Returns
         -------
         bool
-            Whether it has; if not, nothing has changed. It does the usual: one random swap arrives, whole, in a memory
-            that is full, and another begins whose samples lie in files.
+            Whether it has; if not, nothing has changed but the count of waits. It does the usual: one random swap
+            arrives, whole, in a memory that is full, and another begins whose samples lie in files.
         """
         core, step = backend.core, self.step
         due = [swap for swap in self.under_way if swap.step <= step - self._settings.delay]
@@ -417,11 +417,8 @@ class Swapper:
         """Wait until a swap was read; return whether it was, and add the numbers that it changes."""
         if not isinstance(swap.read, PendingRead) or swap.late:
             return False
-        ready, start = swap.read.done(), time.perf_counter()
-        if swap.read.exception() is not None:
+        if self._awaited(swap.read) is not None:
             return False
-        if not ready:
-            after["stalls"], after["stall_s"] = self.stalls + 1, self.stall_s + time.perf_counter() - start
         after["read_s"], after["swapped"] = self.read_s + swap.read.seconds, self.swapped + len(swap.slots)
         return True
 
@@ -444,7 +441,10 @@ class Swapper:
         room = self._room(len(slots))
         swap = Swap(self.step, slots, positions, _chosen(room, slice(len(slots))), room)
         swap.read = self._storage.begin_read(positions, swap.columns, flushes=False)
-        return None if swap.read is None else swap
+        if swap.read is None:
+            self._spare.append(room)
+            return None
+        return swap
 
     def _decide(self, slots: Ints, ids: Ints, scores: NDArray[Any] | None) -> None:
         """Choose the samples that leave and those that come in, and begin to read these."""
@@ -640,14 +640,18 @@ class Swapper:
     def _outcome(self, swap: Swap) -> BaseException | None:
         """Wait until a swap was read; return the error of the read."""
         assert swap.read is not None
-        ready = swap.read.done()
-        start = time.perf_counter()
-        error = swap.read.exception()
+        error = self._awaited(swap.read)
+        if isinstance(swap.read, PendingRead):
+            self.read_s += swap.read.seconds
+        return error
+
+    def _awaited(self, read: "PendingRead | Future[None]") -> BaseException | None:
+        """Wait until a read has ended, and count that; return its error."""
+        ready, start = read.done(), time.perf_counter()
+        error = read.exception()
         if not ready:
             self.stalls += 1
             self.stall_s += time.perf_counter() - start
-        if isinstance(swap.read, PendingRead):
-            self.read_s += swap.read.seconds
         return error
 
     def _install(self, swap: Swap, index: Ints) -> None:

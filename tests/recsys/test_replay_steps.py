@@ -10,8 +10,10 @@ import pytest
 
 from memhier import backend
 from memhier.errors import CorruptionError
+from memhier.io.reader import PendingRead
 from memhier.recsys.replay import CarouselBuffer, RandomSwap
 from memhier.recsys.replay.policies import Pool
+from memhier.recsys.replay.schema import Schema
 from memhier.recsys.replay.swapper import Swapper
 
 needs_core = pytest.mark.skipif(backend.core is None, reason="compares the compiled core with Python")
@@ -169,3 +171,40 @@ def test_a_buffer_closes_while_it_reads(tmp_path: Path, at_once: list[bool]) -> 
         buffer.feedback(buffer.sample(8))
         assert at_once[-1]
         buffer.close()
+
+
+@needs_core
+def test_a_step_that_python_ends_takes_no_more_room_and_counts_its_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: list[bool]
+) -> None:
+    made, awaited, empty, begin = [], [], Schema.empty, PendingRead.__init__
+
+    def count(schema: Schema, samples: int) -> Any:
+        made.append(samples)
+        return empty(schema, samples)
+
+    def begin_slow(read: PendingRead, *arguments: Any) -> None:
+        begin(read, *arguments)
+        ended = iter([False])
+
+        def done() -> bool:
+            awaited.append(read)
+            return next(ended, True)
+
+        read.done = done
+
+    monkeypatch.setattr(Schema, "empty", count)
+    monkeypatch.setattr(PendingRead, "__init__", begin_slow)
+    with CarouselBuffer(tmp_path / "b", memory=20, storage=100, schema={"x": ("int64", (700,))}, seed=2) as buffer:
+        buffer.add(columns(range(100)))
+        buffer.checkpoint()
+        batch = buffer.empty(8)
+        for turn in range(60):
+            if turn == 10:
+                made.clear()
+            buffer.feedback(buffer.sample(8, out=batch))
+            if turn % 3 == 0:  # some of these come into memory soon, from DRAM
+                buffer.add(columns(range(100 + 5 * turn, 105 + 5 * turn)))
+        assert 5 < sum(at_once) < len(at_once) - 5
+        assert made == []
+        assert buffer.stats()["stalls"] >= len(set(awaited)) > 20
