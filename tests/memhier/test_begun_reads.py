@@ -1,6 +1,9 @@
 """Reads that go on between calls: as any other read, by every engine, few or many, one or several at a time."""
 
 import os
+import threading
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +76,37 @@ def test_a_reader_closes_while_it_reads(reader: Reader, rows: np.ndarray, tmp_pa
     assert (out == rows[:4]).all()
     with pytest.raises(ClosedError):
         reader.begin_read(np.full(4, handle, np.int32), np.arange(4) * LENGTH, LENGTH, out)
+
+
+@pytest.mark.timeout(100)
+def test_a_reader_closes_while_another_thread_begins_to_read(rows: np.ndarray, tmp_path: Path) -> None:
+    for turn in range(60):
+        reader = Reader(depth=16)
+        handle, begun, wrong, ready = reader.add(tmp_path / "rows"), [], [], threading.Event()
+
+        def work(reader: Reader = reader, handle: int = handle, begun: list[Any] = begun, wrong: list[int] = wrong,
+                 ready: threading.Event = ready, turn: int = turn) -> None:  # fmt: skip
+            with suppress(ClosedError):
+                while True:
+                    out = np.zeros((4, LENGTH), np.uint8)
+                    pending = reader.begin_read(np.full(4, handle, np.int32), np.arange(4) * LENGTH, LENGTH, out)
+                    assert pending is not None
+                    begun[:] = [pending]
+                    ready.set()
+                    pending.done()
+                    if pending.exception() is None and (out != rows[:4]).any():
+                        wrong.append(turn)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        ready.wait()
+        time.sleep(turn * 1e-5)
+        reader.close()
+        thread.join()
+        assert not wrong
+        for pending in begun:
+            pending.exception()
+            assert pending.done()
 
 
 def test_damage_and_short_files_are_told_at_the_end(reader: Reader, rows: np.ndarray, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <functional>
 #include <limits>
+#include <mutex>
 #include <tuple>
 #include <utility>
 #include <variant>
@@ -429,6 +430,7 @@ class PageReader {
 
   void close() {
     const auto end_kept = std::exchange(end_kept_, nullptr);  // of the parent in its child, and may be gone there
+    closed_ = true;
     if (pool_->made_here()) {
       if (end_kept) end_kept();
       nb::gil_scoped_release released;
@@ -584,7 +586,8 @@ class PageReader {
   std::shared_ptr<const Table> table_;
   std::unique_ptr<Pool> pool_;
   std::unique_ptr<Background> background_;
-  std::function<void()> end_kept_;    // ends the read that keeps a context of the pool
+  std::function<void()> end_kept_;  // ends the read that keeps a context of the pool
+  bool closed_ = false;
   std::shared_ptr<BufferPool> held_;  // null: no page is held
   std::size_t pages_held_ = 0;        // at most
   std::int64_t files_held_ = 0, hits_before_ = 0;
@@ -606,7 +609,7 @@ class Timer {
 };
 
 // A read that goes on between calls: a few ranges in a context kept for them, many on a thread of the reader. Python
-// keeps the reader at least as long, and calls from one thread.
+// keeps the reader at least as long; one thread may close the reader while another waits.
 class PendingRead {
  public:
   PendingRead(PageReader& reader, Array<const std::int32_t, 1> files, Array<const std::int64_t, 1> offsets,
@@ -635,9 +638,11 @@ class PendingRead {
   ~PendingRead() { end(); }
 
   bool done() {
-    if (context_ == nullptr) return ended_ || job_.done.load();
-    if (owner_ != ::getpid()) return true;
+    if (ended_ || owner_ != ::getpid()) return true;
+    if (context_ == nullptr) return job_.done.load();
     nb::gil_scoped_release released;
+    const std::lock_guard lock(mutex_);
+    if (ended_) return true;
     const Timer timer(seconds_);
     return context_->land_finished();
   }
@@ -661,7 +666,11 @@ class PendingRead {
     }
     if (begun) {
       context_ = kept;
-      reader_.end_kept_ = [this] { end(); };
+      reader_.end_kept_ = [this] {
+        const nb::object self = nb::find(*this);
+        end();
+      };
+      if (reader_.closed_) end();  // the pool waits for the context
     } else {
       reader_.pool_->give_back_kept(kept);
     }
@@ -678,20 +687,24 @@ class PendingRead {
 
   void end() {
     if (ended_) return;
-    ended_ = true;
     if (owner_ != ::getpid()) {  // the thread is the parent's
+      ended_ = true;
       fault_ = Fault{Fault::Kind::closed};
       return;
     }
-    if (context_ != nullptr) {
-      reader_.end_kept_ = nullptr;
+    if (context_ != nullptr) reader_.end_kept_ = nullptr;
+    {
       nb::gil_scoped_release released;
-      const Timer timer(seconds_);
-      fault_ = context_->land_all(tally_);
-      reader_.pool_->give_back_kept(std::exchange(context_, nullptr));
-    } else if (!job_.done.load()) {
-      nb::gil_scoped_release released;
-      reader_.background_->wait(job_);
+      const std::lock_guard lock(mutex_);
+      if (ended_) return;
+      if (context_ != nullptr) {
+        const Timer timer(seconds_);
+        fault_ = context_->land_all(tally_);
+      } else if (!job_.done.load()) {
+        reader_.background_->wait(job_);
+      }
+      ended_ = true;
+      if (context_ != nullptr) reader_.pool_->give_back_kept(context_);
     }
     reader_.count_call(batch_.count, tally_);
   }
@@ -707,7 +720,8 @@ class PendingRead {
   ReadTally tally_;
   std::optional<Fault> fault_;
   double seconds_ = 0;
-  bool ended_ = false;
+  std::mutex mutex_;  // of the context, and of the end
+  std::atomic<bool> ended_ = false;
   Context* context_ = nullptr;  // kept while it reads for this one; null where the thread reads
   Background::Job job_;
 };
