@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from memhier import backend
 from memhier.ann import ZoomIndex
 from memhier.ann.zoom.calibration import calibrate
 from memhier.ann.zoom.storage.catalog import KIND, Description
@@ -18,6 +19,7 @@ from memhier.store.store import Store
 
 TOLERANCE = 0.02  # of a mean over a thousand queries, calibrated on an eighth of a few thousand vectors
 RECALLS = (0.8, 0.9, 0.95, 0.99)
+tight = pytest.mark.skipif(backend.core is None, reason="pure Python takes a larger budget")
 
 
 @pytest.mark.parametrize(
@@ -237,6 +239,7 @@ def test_a_worn_index_finds_the_nearest_among_vectors_unlike_those_it_was_made_f
     assert recall_at_k(found.distances, near) >= 0.99
 
 
+@tight
 def test_recall_is_kept_for_numbers_of_neighbours_between_those_measured(tmp_path):
     queries, base = np.split(np.random.default_rng(0).normal(size=(5300, 48)).astype(np.float32), [300])
     near = exact_neighbours(base, queries, 50)[1]
@@ -246,9 +249,10 @@ def test_recall_is_kept_for_numbers_of_neighbours_between_those_measured(tmp_pat
             assert recall_at_k(found.distances, near) >= declared - 0.005
 
 
+@tight
 @pytest.mark.filterwarnings("ignore:calibration found")
 @pytest.mark.parametrize(  # the first falls short at build
-    ("dram", "where"), [(370_000, None), (385_000, None), (395_000, "price < 0.9")]
+    ("dram", "where"), [(370_000, None), (385_000, None), (415_000, None), (395_000, "price < 0.9")]
 )
 def test_a_worn_index_of_rough_codes_finds_added_vectors_that_lie_elsewhere(tmp_path, dram, where):
     random = np.random.default_rng(0)
@@ -263,6 +267,7 @@ def test_a_worn_index_of_rough_codes_finds_added_vectors_that_lie_elsewhere(tmp_
     with ZoomIndex.build(path, base[:2000], dram=dram, grow_to=4000, attributes=early) as index:
         index.add(base[2000:], attributes=late)
         index.commit(compact=False)
+    with ZoomIndex.open(path) as index:
         for k in (1, 10):
             found = index.search(queries, k, recall=0.9, where=where)
             assert recall_at_k(found.distances, near[:, :k]) >= 0.9

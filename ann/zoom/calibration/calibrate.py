@@ -19,6 +19,7 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from memhier.ann.zoom.calibration.added import one_way_error
 from memhier.ann.zoom.calibration.needs import EPS, Needs, lists_of, measure_needs
 from memhier.ann.zoom.calibration.truth import NeighbourTruth
 from memhier.ann.zoom.pauses import pause
@@ -43,6 +44,7 @@ _LIMIT = 512  # likewise, at least
 _SHORT = 0.995  # of the neighbours found among few candidates, below which more are looked at
 _ROUGH, _ROUGH_RECALL = 1.0, 0.9  # standard errors for a recall of the nearest, beyond which codes tell little
 _EXACT_EPS = 8.0  # standard errors that a bound of recall 1 allows for
+_CHANCE = 0.35  # standard errors that codes of added vectors may err one way beyond others by chance
 _NO_BOUND = 1e6  # likewise, where errors exceed their bounds: everything not known exactly is compared
 _NEAR = (0.03, 0.06, 0.1, 0.2, 0.35, 0.6)  # of the gap at the fewest lists
 _LEAST_LISTS, _FIRST_PROBES, _MOST_PROBES = 2, 8, 2048
@@ -91,6 +93,10 @@ class Calibration:
     clear
         By k, then by ascending recall: the recall, and the squared distance of lists that need no scan under a filter,
         in times that of the k-th neighbour. None of inner products.
+    one_way
+        By how many standard errors the codes of the vectors measured overstate distances; None if that is not known.
+    strayed
+        By how many more those of some vectors added since do; 0 of usual ones.
     """
 
     queries: int
@@ -102,6 +108,8 @@ class Calibration:
     tuned: bool = False
     tried: dict[int, Steps] = field(default_factory=dict)
     clear: dict[int, list[tuple[float, float]]] = field(default_factory=dict)
+    one_way: float | None = None
+    strayed: float = 0.0
     _under_filters: dict[tuple[int, float, int], tuple[Effort, float, int | None]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -128,7 +136,7 @@ class Calibration:
     @property
     def exact_eps(self) -> float:
         """Standard errors between an estimate and bounds for exact search."""
-        return _EXACT_EPS if self.bounds_hold else _NO_BOUND
+        return _EXACT_EPS + self.strayed if self.bounds_hold else _NO_BOUND
 
     def reached_at(self, k: int) -> float:
         """Return the highest recall measured for `k` neighbours, or for the nearest numbers measured."""
@@ -137,6 +145,16 @@ class Calibration:
     def changed(self, count: int) -> Self:
         """Return it after `count` vectors were added or removed."""
         return replace(self, changes=self.changes + count)
+
+    def written(self, one_way: float) -> Self:
+        """Return it after codes were written that overstate distances by so many standard errors."""
+        more = 0.0 if self.one_way is None else one_way - self.one_way
+        return replace(self, strayed=max(self.strayed, more)) if more > _CHANCE else self
+
+    @property
+    def _wider(self) -> float:
+        """Standard errors by which all bounds are wider, as many vectors unlike those measured may have been added."""
+        return self.strayed if self.changed_much else 0.0
 
     def effort(self, k: int, recall: float) -> tuple[Effort, bool]:
         """Return the effort for `recall` at `k`, and whether it is known to reach it."""
@@ -156,6 +174,8 @@ class Calibration:
             )
             reached = reached and is_known
         reached = reached and not self.changed_much
+        if self._wider:  # no row counts on being read for another's sake
+            found = replace(found, eps=max(found.eps, self._alone(recall)) + self._wider)
         if self.changes > _WORN * self.vectors:
             # The measurements no longer tell how far the k nearest are, nor how many candidates stand before them.
             # Lists do not fit added vectors: the search takes the lists that any number of neighbours needs.
@@ -198,7 +218,7 @@ class Calibration:
         least = found.least if is_known and self.bounds_hold else None
         every = [self._at(each, strict)[0] for each in self.efforts if each >= min(k, max(self.efforts))]
         found = replace(
-            found, eps=max(self._alone(strict), *(each.eps for each in every)),
+            found, eps=max(self._alone(strict), *(each.eps for each in every)) + self._wider,
             gap=max(found.gap, *(each.gap for each in every)), most=None,
             loss=_UNLIKELY * (1 - recall) * k if self.bounds_hold and not self.changed_much else 0.0,
             clear=self._clear_at(strict),
@@ -219,14 +239,14 @@ class Calibration:
         """
         strict = 1 - (1 - recall) / 2
         every = [self._at(each, strict)[0].eps for each in self.efforts]
-        return replace(found, eps=max(found.eps, self._alone(strict), *every), most=None, loss=0.0)
+        return replace(found, eps=max(found.eps, self._alone(strict) + self._wider, *every), most=None, loss=0.0)
 
     def _alone(self, recall: float) -> float:
         return next((eps for reached, eps in self.alone if reached >= recall - 1e-9), float(EPS[-1]))
 
     def widest(self, lists: int) -> Effort:
         """Return the effort of all `lists` and the widest bounds measured."""
-        return Effort(lists, eps=float(EPS[-1]))
+        return Effort(lists, eps=float(EPS[-1]) + self.strayed)
 
     def within(self, k: int, pages: float) -> float:
         """Return the usual recall of a query that reads at most so many pages for `k` neighbours."""
@@ -264,7 +284,10 @@ class Calibration:
         """Return it as plain values."""
         about = {name: getattr(self, name) for name in ("queries", "alone", "vectors", "changes", "tuned")}
         steps = {"efforts": _plain(self.efforts)} | ({"tried": _plain(self.tried)} if self.tried else {})
-        return about | steps | {"reached": self.reached} | ({"clear": self.clear} if self.clear else {})
+        rest = {name: value for name in ("clear", "strayed") if (value := getattr(self, name))}
+        if self.one_way is not None:
+            rest["one_way"] = self.one_way
+        return about | steps | {"reached": self.reached} | rest
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Self:
@@ -274,6 +297,7 @@ class Calibration:
         about = {name: values[name] for name in ("queries", "vectors", "changes", "tuned")}
         efforts, tried = (_of_plain(values.get(name, {})) for name in ("efforts", "tried"))
         clear = {int(k): [(recall, far) for recall, far in every] for k, every in values.get("clear", {}).items()}
+        about |= {"one_way": values.get("one_way"), "strayed": values.get("strayed", 0.0)}
         return cls(efforts=efforts, tried=tried, reached=reached, alone=alone, clear=clear, **about)
 
 
@@ -325,7 +349,10 @@ def calibrate(preview: Preview, parts: Parts, truth: NeighbourTruth, row_bytes: 
         some = 10 if preview.coding == "pq" else None
         efforts, reached = {1: [(1.0, Effort(preview.lists, eps=float(EPS[-1]), candidates=some), 1.0)]}, {1: 1.0}
     vectors = sum(part.rows for part in parts)
-    return Calibration(len(truth.queries), efforts, reached, sorted(alone.items()), vectors, clear=clear)
+    one_way = one_way_error(preview.turn(truth.queries), preview) if (truth.own >= 0).all() else None
+    return Calibration(
+        len(truth.queries), efforts, reached, sorted(alone.items()), vectors, clear=clear, one_way=one_way
+    )
 
 
 class _Measure:

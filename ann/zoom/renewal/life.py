@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from memhier.ann.zoom.calibration.added import error_of_added
 from memhier.ann.zoom.construction.begun import begun
 from memhier.ann.zoom.filters.attributes import Schema, item_bytes, merged_schema, write_attributes
 from memhier.ann.zoom.filters.bitmaps import Words, popcount, unpack
@@ -502,13 +503,17 @@ class IndexWriter:
             if fresh.records is not None:
                 write_records(tx, f"{name}-docs", [fresh.records[order].tolist()])
             pending = [*about.pending, arrays.entry(name)]
+            calibration = state.calibration.written(
+                error_of_added(fresh.vectors, preview, state.space, self._work_bytes)
+            )
             if first:
                 write_preview(tx, preview)
-                about = replace(about, space=state.space, calibration=state.calibration)
+                about = replace(about, space=state.space)
+            about = replace(about, calibration=calibration)
             self._publish(tx, replace(about, next_part=about.next_part + 1, pending=pending), durable=False)
         preview = replace(preview, radii=radii_after(state.parts, preview, [], [arrays]))
         parts = (*state.parts, self._files.open(name, arrays, state.row_bytes, state.schema))
-        return replace(state, parts=parts, preview=preview, fresh=fresh.emptied())
+        return replace(state, parts=parts, preview=preview, fresh=fresh.emptied(), calibration=calibration)
 
     def _commit_made(self, state: IndexSnapshot, few: int) -> IndexSnapshot:
         """Make a snapshot durable; take over finished work where that leaves few rows to write anew now."""

@@ -101,6 +101,8 @@ _CHECK = record(
         }, {
             "tried": mapping(sequence(_STEP), _BY_K),
             "clear": mapping(sequence(row(real(0, 1), real(0)), 1), _BY_K),
+            "one_way": real(0),
+            "strayed": real(0),
         }),
         "parts": _PARTS,
         "pending": _PARTS,
