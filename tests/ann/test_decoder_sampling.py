@@ -72,6 +72,17 @@ def test_truncations_by_the_entropy_seldom_take_the_full_layer(options, strength
     assert sum(sampler.full_rows.values()) < 60
 
 
+@pytest.mark.parametrize("temperature", [1.0, 5.0])
+@pytest.mark.parametrize("equals", [1, 3, 40])
+def test_a_word_is_not_nearer_to_the_mean_score_than_itself_or_its_equals(equals, temperature):
+    weight, bias, states = make_layer()
+    weight[:equals], bias[:equals] = 500 * states[302] / np.linalg.norm(states[302]), 0
+    index = LogitIndex.build(weight, bias, contexts=states[:300], method="preview", rank=8)
+    drawn, sampler = draws_of(index, states[302], Truncation(temperature, typical_p=0.8), 200)
+    assert set(drawn) == set(range(equals))
+    assert not sampler.full_rows
+
+
 @pytest.mark.filterwarnings("ignore:.*hidden states are unlike the contexts")
 def test_words_of_the_tail_that_are_seldom_drawn_do_not_lead_astray():
     """The mean score without words far below, that a sample of the tail hardly ever holds, is another."""

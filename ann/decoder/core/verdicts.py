@@ -69,7 +69,7 @@ def verdict_on(found: Bounded, rule: Rule, word: int, score: float) -> int:
     if rule.top_p:
         verdict = _in_nucleus(found, word, score, rule.top_p)
     if rule.typical_p:
-        verdict = _is_typical(found, score, rule.typical_p)
+        verdict = _is_typical(found, word, score, rule.typical_p)
     if rule.epsilon_cutoff:
         verdict = _is_likely(found, score, rule.epsilon_cutoff)
     if rule.eta_cutoff:
@@ -135,14 +135,16 @@ def _is_likely(found: Bounded, score: float, least: float) -> int:
     return -_sign_of(found.evidence.kept, (0.0, 1.0), share - 1, found.tail)
 
 
-def _is_typical(found: Bounded, score: float, typical_p: float) -> int:
+def _is_typical(found: Bounded, word: int, score: float, typical_p: float) -> int:
     """Say if the words whose scores are nearer to the mean score than a word's have less than `typical_p` together."""
     low, high = found.mean
-    if _mass_above(found, (min(score, 2 * low - score), max(score, 2 * high - score)), typical_p) < 0:
+    farthest = min(score, 2 * low - score), max(score, 2 * high - score)
+    if _mass_above(found, word, score, farthest, typical_p) < 0:
         return 1
-    within = low < score < high
-    common = (score, score) if within else (min(score, 2 * high - score), max(score, 2 * low - score))
-    return -1 if _mass_above(found, common, typical_p) > 0 else 0
+    if low < score < high:
+        return 0
+    common = min(score, 2 * high - score), max(score, 2 * low - score)
+    return -1 if _mass_above(found, word, score, common, typical_p) > 0 else 0
 
 
 def _mean_above(found: Bounded, level: float, part: slice, tests: int = 1) -> int:
@@ -162,15 +164,18 @@ def _mean_above(found: Bounded, level: float, part: slice, tests: int = 1) -> in
     return -1 if _sign_of(sample, span, -unseen - head, found.tail, tests) < 0 else 0
 
 
-def _mass_above(found: Bounded, between: tuple[float, float], share: float) -> int:
-    """Say if words whose scores lie between two, without these, have together more than a share."""
+def _mass_above(found: Bounded, word: int, score: float, between: tuple[float, float], share: float) -> int:
+    """Say if words whose scores lie between two, without these, have together more than a share.
 
-    def inside(scores: Doubles) -> npt.NDArray[np.bool_]:
-        return (scores > between[0]) & (scores < between[1])
+    Neither the word nor its equals, which are not nearer than it.
+    """
 
-    head = float(found.shares[inside(found.scores)].sum()) / found.total - share
-    _, scores, _, kept = found.evidence.part(_REST)
-    return _sign_of(kept * (inside(scores) - share), (-share, 1 - share), -head, found.tail)
+    def inside(words: Ints, scores: Doubles) -> npt.NDArray[np.bool_]:
+        return (scores > between[0]) & (scores < between[1]) & (scores != score) & (words != word)
+
+    head = float(found.shares[inside(found.words, found.scores)].sum()) / found.total - share
+    words, scores, _, kept = found.evidence.part(_REST)
+    return _sign_of(kept * (inside(words, scores) - share), (-share, 1 - share), -head, found.tail)
 
 
 def _head_sum(found: Bounded, level: float) -> float:

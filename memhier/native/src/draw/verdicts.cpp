@@ -121,24 +121,24 @@ int is_likely(const Bounded& found, double score, double least) {
   return -sign_of(found, kAll, 0, 1, share - 1, 1, [](const DrawnWord& word) { return word.kept; });
 }
 
-// Whether words whose scores lie between two, without these, have together more than a share.
-int mass_above(const Bounded& found, Interval between, double share) {
-  const auto inside = [&](double score) { return score > between.low && score < between.high; };
-  double head = 0;
-  for (const HeadWord& word : found.head)
-    if (inside(word.score)) head += word.share;
-  return sign_of(found, kRest, -share, 1 - share, share - head / found.total, 1,
-                 [&](const DrawnWord& word) { return word.kept * ((inside(word.score) ? 1 : 0) - share); });
-}
-
-// Whether the words whose scores are nearer to the mean score than a word's have less than `typical_p` together.
-int is_typical(const Bounded& found, double score, double typical_p) {
+// Whether the words whose scores are nearer to the mean score than a word's have less than `typical_p` together. Its
+// equals are not nearer.
+int is_typical(const Bounded& found, std::uint32_t row, double score, double typical_p) {
   const auto [low, high] = found.mean;
-  if (mass_above(found, {std::min(score, 2 * low - score), std::max(score, 2 * high - score)}, typical_p) < 0) return 1;
-  const bool within = low < score && score < high;
-  const Interval common =
-      within ? Interval{score, score} : Interval{std::min(score, 2 * high - score), std::max(score, 2 * low - score)};
-  return mass_above(found, common, typical_p) > 0 ? -1 : 0;
+  // Whether words whose scores lie between two, without these, have more than `typical_p`.
+  const auto mass_above = [&](double least, double most) {
+    const auto inside = [&](const auto& word) {
+      return word.score > least && word.score < most && word.score != score && word.row != row;
+    };
+    double head = 0;
+    for (const HeadWord& word : found.head)
+      if (inside(word)) head += word.share;
+    return sign_of(found, kRest, -typical_p, 1 - typical_p, typical_p - head / found.total, 1,
+                   [&](const DrawnWord& word) { return word.kept * ((inside(word) ? 1 : 0) - typical_p); });
+  };
+  if (mass_above(std::min(score, 2 * low - score), std::max(score, 2 * high - score)) < 0) return 1;
+  if (low < score && score < high) return 0;
+  return mass_above(std::min(score, 2 * high - score), std::max(score, 2 * low - score)) > 0 ? -1 : 0;
 }
 
 }  // namespace
@@ -176,7 +176,7 @@ Interval mean_score(const Bounded& found) {
 int verdict_on(const Bounded& found, const Rule& rule, std::uint32_t row, double score) {
   int verdict = 1;
   if (rule.top_p > 0) verdict = in_nucleus(found, row, score, rule.top_p);
-  if (rule.typical_p > 0) verdict = is_typical(found, score, rule.typical_p);
+  if (rule.typical_p > 0) verdict = is_typical(found, row, score, rule.typical_p);
   if (rule.epsilon_cutoff > 0) verdict = is_likely(found, score, rule.epsilon_cutoff);
   if (rule.eta_cutoff > 0) {
     // The lower of two limits: a word stays if one of them lets it.
