@@ -14,6 +14,7 @@ from memhier.ann.decoder.core.evidence import is_mean_above  # noqa: E402
 from memhier.ann.decoder.core.verdicts import Rule  # noqa: E402
 from memhier.ann.decoder.engine.draws import DrawRequest  # noqa: E402
 from memhier.ann.decoder.engine.envelope import DRAWS_MOST, Shape  # noqa: E402
+from memhier.ann.decoder.engine.stored_rows import StoredRows  # noqa: E402
 from memhier.ann.decoder.module.sampling import Known, Layer, Sampler  # noqa: E402
 from memhier.ann.decoder.module.truncation import Truncation, drawn_of, shares_of  # noqa: E402
 from tests.ann.distribution import check_distribution  # noqa: E402
@@ -230,6 +231,31 @@ def test_rows_on_ssd_are_drawn_as_well(tmp_path):
     sampler = Sampler(Layer(index, index.logits), Truncation(top_p=0.8), torch.Generator().manual_seed(0))
     drawn = sampler(np.repeat(states[300:301], 200, 0))
     check_distribution(drawn, shares_of(logits, Truncation(top_p=0.8))[0])
+
+
+def test_rows_on_ssd_are_read_for_all_states_of_a_batch_at_once(tmp_path, monkeypatch):
+    weight, bias, states = make_layer(4000, 256)
+    index = LogitIndex.build(
+        weight, bias, contexts=states[:300], method="preview", path=tmp_path / "index", dram=STORED
+    )
+    batch, logits, reads = np.repeat(states[300:310], 3, 0), StoredRows.logits, []
+
+    def count_reads(self, hidden, candidates):
+        reads.append(len(hidden))
+        return logits(self, hidden, candidates)
+
+    monkeypatch.setattr(StoredRows, "logits", count_reads)
+    for options in ({}, {"top_p": 0.8}, {"typical_p": 0.8}):
+        drawn = []
+        for at_once in (1, 7, 30):
+            reads.clear()
+            monkeypatch.setattr(StoredRows, "states_at_once", lambda self, candidates, at_once=at_once: at_once)
+            sampler = Sampler(Layer(index, index.logits), Truncation(**options), torch.Generator().manual_seed(0))
+            drawn.append(sampler(batch))
+        assert reads[0] == len(batch)
+        assert len(reads) < 12 < sum(reads)
+        assert (drawn[0] == drawn[1]).all()
+        assert (drawn[0] == drawn[2]).all()
 
 
 def test_a_warning_of_unlike_states_names_the_users_call():

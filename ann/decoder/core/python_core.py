@@ -21,6 +21,10 @@ Doubles: TypeAlias = npt.NDArray[np.float64]
 Ints: TypeAlias = npt.NDArray[np.int64]
 
 
+class _UnansweredError(Exception):
+    """Ends the draw of a state."""
+
+
 class PythonCore:
     """The same as ``memhier_native._core.DecoderCore``, with the same arguments."""
 
@@ -170,7 +174,8 @@ class PythonCore:
                     return found
                 asked, exact, answer, ask = exchange
                 asked[: len(rows)], exact[: len(rows)] = rows, found
-                ask(number, len(rows))
+                if not ask(number, len(rows)):
+                    raise _UnansweredError
                 return np.array(answer[: len(rows)], np.float64)
 
             words = np.empty(0, np.int64) if out is None else out[number]
@@ -180,7 +185,10 @@ class PythonCore:
                 shape[1], temperature, rounding, Uniforms(int(seeds[number])),
             )  # fmt: skip
             with np.errstate(invalid="ignore", over="ignore", divide="ignore"):  # tails without end leave all open
-                drawn[number], stays[number] = draw(stages)
+                try:
+                    drawn[number], stays[number] = draw(stages)
+                except _UnansweredError:
+                    drawn[number], stays[number] = -1, False
         return -1
 
     def _tail(self, state: Floats, shape: tuple[float, float], out: Ints | None) -> Tail:

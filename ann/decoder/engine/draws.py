@@ -1,7 +1,8 @@
 """Draws of words by a core: the request, and the logits that a core asks for."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from memhier.ann.decoder.core.verdicts import Rule
 from memhier.ann.decoder.engine.envelope import Doubles, Shape
 from memhier.ann.decoder.layer import Floats, Ints
 
-__all__ = ["DrawRequest", "draw_by_core"]
+__all__ = ["DrawRequest", "draw_by_core", "draw_in_rounds"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +47,22 @@ class DrawRequest:
     finish: Callable[[Floats], npt.NDArray[np.floating]] | None = None
     rounding: float = 0.0
 
+    def of(self, states: Ints) -> "DrawRequest":
+        """Return the request for some of the states."""
+        words, scores = (None if each is None else each[states] for each in (self.words, self.scores))
+        return replace(self, seeds=self.seeds[states], words=words, scores=scores)
+
 
 def draw_by_core(
-    core: Any, hidden: Floats, request: DrawRequest, exact: Callable[[int, Ints], Floats] | None = None
+    core: Any, hidden: Floats, request: DrawRequest, exact: Callable[[int, Ints], Floats | None] | None = None
 ) -> tuple[int, Ints, npt.NDArray[np.bool_]]:
     """Return the number of the first state that is not finite, -1 for none; a word of each state, or -1; if it stays.
 
     Parameters
     ----------
     exact
-        Returns exact logits of rows for the state of a number, if the core has none.
+        Returns exact logits of rows for the state of a number, if the core has none; None ends the state's draw, which
+        stays open.
     """
     drawn, stays = np.empty(len(hidden), np.int64), np.empty(len(hidden), np.uint8)
     exchange, finish = None, request.finish or np.asarray
@@ -63,9 +70,11 @@ def draw_by_core(
         most = int(request.stages.max())
         rows, logits, scores = np.empty(most, np.int64), np.empty(most, np.float32), np.empty(most)
 
-        def ask(number: int, count: int) -> None:
+        def ask(number: int, count: int) -> bool:
             found = logits[:count] if exact is None else exact(number, rows[:count])
-            scores[:count] = finish(found)
+            if found is not None:
+                scores[:count] = finish(found)
+            return found is not None
 
         exchange = rows, logits, scores, ask
     words, changed = (None if each is None else np.ascontiguousarray(each) for each in (request.words, request.scores))
@@ -75,3 +84,52 @@ def draw_by_core(
         scores=changed, exchange=exchange, drawn=drawn, stays=stays,
     )  # fmt: skip
     return bad, drawn, stays.view(np.bool_)
+
+
+def draw_in_rounds(
+    core: Any, hidden: Floats, request: DrawRequest, logits_of: Callable[[Floats, Ints], Floats]
+) -> tuple[Ints, npt.NDArray[np.bool_]]:
+    """Return a word of each state, or -1, and if it stays, where reads of exact logits cost more than bounds.
+
+    A round begins the draws of states again, and each goes on up to the first logits that were not read. These are read
+    for all states at once. The last state left reads as it goes on.
+
+    Parameters
+    ----------
+    logits_of
+        Returns exact logits of rows ``[n, c]`` for states ``[n, D]``; -1 for none.
+    """
+    words, stays = np.empty(len(hidden), np.int64), np.empty(len(hidden), np.bool_)
+    read: list[list[Floats]] = [[] for _ in hidden]
+    left = np.arange(len(hidden))
+    while True:
+        known = _Known([iter(read[number]) for number in left])
+        if len(left) == 1:
+            known.read = partial(logits_of, hidden[left])
+        _, words[left], stays[left] = draw_by_core(core, hidden[left], request.of(left), known)
+        left = left[list(known.unread)]
+        if not len(left):
+            return words, stays
+        rows = np.full((len(left), max(map(len, known.unread.values()))), -1)
+        for own, unread in zip(rows, known.unread.values(), strict=True):
+            own[: len(unread)] = unread
+        for number, own, logits in zip(left, rows, logits_of(hidden[left], rows), strict=True):
+            read[number].append(logits[own >= 0])
+
+
+class _Known:
+    """Logits that were read for each state, in the order of its requests; notes the rows of those that were not."""
+
+    read: Callable[[Ints], Floats] | None = None
+
+    def __init__(self, answers: list[Iterator[Floats]]) -> None:
+        self._answers = answers
+        self.unread: dict[int, Ints] = {}
+
+    def __call__(self, number: int, rows: Ints) -> Floats | None:
+        found = next(self._answers[number], None)
+        if found is None and self.read is not None:
+            return self.read(rows[None])[0]
+        if found is None:
+            self.unread[number] = rows.copy()
+        return found

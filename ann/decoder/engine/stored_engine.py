@@ -10,7 +10,7 @@ from memhier.ann.decoder.allowed import Allowed, split_with
 from memhier.ann.decoder.answers import Partition, TopK, best_of, joined, largest_of, split
 from memhier.ann.decoder.coding.tail import ExactLogits, close_sums
 from memhier.ann.decoder.coding.view import Codes
-from memhier.ann.decoder.engine.draws import DrawRequest, draw_by_core
+from memhier.ann.decoder.engine.draws import DrawRequest, draw_in_rounds
 from memhier.ann.decoder.engine.engine import ALL_DIRECTIONS, Coarse, Walk
 from memhier.ann.decoder.engine.envelope import AS_IS, DRAWS_MOST, Envelope, Shape, ask_core
 from memhier.ann.decoder.engine.stored_rows import StoredRows
@@ -19,6 +19,7 @@ from memhier.ann.decoder.layer import BIAS_ROUNDING, ROUNDING, Floats, Ints, che
 __all__ = ["StoredEngine"]
 
 _PASS_STATES = 256  # answered in one pass over all rows
+_DRAW_ROWS = 2048  # candidates that take as many bytes as the logits and rows that the longest draw keeps
 
 
 class StoredEngine:
@@ -74,20 +75,16 @@ class StoredEngine:
         bad, found = ask_core(self._core, hidden, limit, shape, out)
         if bad >= 0:
             check_finite(hidden[: bad + 1])
-        step = self.rows.states_at_once(limit)
-        for start in range(0, len(hidden), step):
-            part = slice(start, start + step)
-            found.logits[part] = self.rows.logits(hidden[part], found.rows[part])
+        found.logits[:] = self._logits(hidden, found.rows)
         return found
 
     def draw(self, hidden: Floats, request: DrawRequest) -> tuple[Ints, npt.NDArray[np.bool_]]:
-        def exact(number: int, rows: Ints) -> Floats:
-            logits: Floats = self.rows.logits(hidden[number : number + 1], rows[None])[0]
-            return logits
-
-        bad, words, stays = draw_by_core(self._core, hidden, request, exact)
-        if bad >= 0:
-            check_finite(hidden[: bad + 1])
+        check_finite(hidden)
+        words, stays = np.empty(len(hidden), np.int64), np.empty(len(hidden), np.bool_)
+        step = self.rows.states_at_once(2 * _DRAW_ROWS)
+        for start in range(0, len(hidden), step):
+            part = np.arange(start, min(len(hidden), start + step))
+            words[part], stays[part] = draw_in_rounds(self._core, hidden[part], request.of(part), self._logits)
         return words, stays
 
     def walk(self, hidden: Floats, k: int, walk: Walk, allowed: Allowed | None = None) -> TopK:
@@ -124,6 +121,14 @@ class StoredEngine:
 
     def close(self) -> None:
         self.rows.close()
+
+    def _logits(self, hidden: Floats, rows: Ints) -> Floats:
+        logits = np.empty(rows.shape, np.float32)
+        step = self.rows.states_at_once(2 * rows.shape[1])
+        for start in range(0, len(hidden), step):
+            part = slice(start, start + step)
+            logits[part] = self.rows.logits(hidden[part], rows[part])
+        return logits
 
     def _previewed(self, hidden: Floats, allowed: Allowed | None, k: int, limit: int, coarse: Coarse) -> TopK:
         rows, _, _ = self._candidates(hidden, allowed, limit, coarse)

@@ -490,8 +490,11 @@ std::int64_t DecoderCore::envelope(const States& hidden, std::tuple<float, float
   return -1;
 }
 
+struct Unanswered {};  // ends the draw of a state
+
 // A word of each hidden state, and whether it stays; see draw/sampler. `exchange` is asked for the model's logits: it
-// takes rows and exact logits of the state of a number, and writes logits to the third array.
+// takes rows and exact logits of the state of a number, and writes logits to the third array. If it returns false, the
+// state's draw ends there, open and without a word.
 std::int64_t DecoderCore::draw(const States& hidden, std::tuple<float, float> shape, const Five& rule,
                                double temperature, double rounding, const Array<const std::int64_t, 2>& stages,
                                const Array<const std::uint64_t, 1>& seeds, const Rows& out,
@@ -532,7 +535,7 @@ std::int64_t DecoderCore::draw(const States& hidden, std::tuple<float, float> sh
       exact[i] = space.scored[i].key;
     }
     nb::gil_scoped_acquire held;
-    ask(at, rows.size());
+    if (!nb::cast<bool>(ask(at, rows.size()))) throw Unanswered{};
     std::copy_n(answer.data(), rows.size(), found.begin());
   };
   const auto& [top_p, min_p, typical_p, epsilon, eta] = rule;
@@ -550,9 +553,13 @@ std::int64_t DecoderCore::draw(const States& hidden, std::tuple<float, float> sh
                                {scores ? scores->data() + at * outs : nullptr, outs}};
     space.envelopes[q].open(changed.rows, call.shape);
     Uniforms uniforms(seeds[at]);
-    const auto [row, verdict] = space.sampler.draw(call, space.envelopes[q], space.largest[0], changed, uniforms);
-    drawn[at] = row;
-    stays[at] = static_cast<std::uint8_t>(verdict);
+    Sampler::Drawn found{-1, 0};
+    try {
+      found = space.sampler.draw(call, space.envelopes[q], space.largest[0], changed, uniforms);
+    } catch (const Unanswered&) {  // it stays open
+    }
+    drawn[at] = found.row;
+    stays[at] = static_cast<std::uint8_t>(found.stays);
   }
   return -1;
 }
