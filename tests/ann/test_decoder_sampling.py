@@ -312,6 +312,18 @@ def test_draws_are_fixed_by_the_generator_and_differ_without():
     assert (one != third).any()
 
 
+@pytest.mark.parametrize("options", [{}, {"top_k": 5}, {"top_p": 0.9, "typical_p": 0.9}], ids=str)
+def test_states_that_are_not_finite_are_refused_before_the_generator_moves_on(options):
+    weight, bias, states = make_layer()
+    index = LogitIndex.build(weight, bias, contexts=states[:300], method="preview", rank=8)
+    bad, generator = states[300:304].copy(), torch.Generator().manual_seed(5)
+    bad[3, 2] = np.nan
+    before = generator.get_state()
+    with pytest.raises(ValueError, match=r"hidden\[3, 2\]=nan"):
+        Sampler(Layer(index, index.logits), Truncation(**options), generator)(bad)
+    assert torch.equal(generator.get_state(), before)
+
+
 @pytest.mark.parametrize("mean", [0.002, 0.08, 0.5, 0.97])
 def test_evidence_is_never_wrong_and_decides_before_long(mean):
     rng = np.random.default_rng(0)

@@ -18,7 +18,7 @@ from memhier.ann.decoder.core.verdicts import Rule
 from memhier.ann.decoder.engine.draws import DrawRequest
 from memhier.ann.decoder.engine.envelope import AS_IS, DRAWS_MOST, Shape
 from memhier.ann.decoder.index import LogitIndex
-from memhier.ann.decoder.layer import LOGITS_MOST, Floats, Ints
+from memhier.ann.decoder.layer import LOGITS_MOST, Floats, Ints, check_finite
 from memhier.ann.decoder.module.truncation import Truncation, drawn_of, shares_of
 
 __all__ = ["HEAD_WORDS", "Known", "Layer", "Sampler"]
@@ -174,6 +174,7 @@ class Sampler:
     def _decided(self, states: Floats, known: Known, drawn: Ints, pending: Ints) -> Ints:
         """Draw for all states; return those that stay open, whose words are pending or -1."""
         rule, layer = self._rule, self._layer
+        check_finite(states)  # before the generator moves on
         request = DrawRequest(
             Rule(**{name: getattr(rule, name) for name in rule.steps}),
             rule.temperature, self._shape, _STAGES if layer.index.layer is not None else _STORED_STAGES,
