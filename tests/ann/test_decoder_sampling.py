@@ -73,6 +73,17 @@ def test_truncations_by_the_entropy_seldom_take_the_full_layer(options, strength
     assert sum(sampler.full_rows.values()) < 60
 
 
+@pytest.mark.parametrize("strength", [0.05, 1.0, 3.0])
+@pytest.mark.parametrize("min_p", [0.02, 0.3, 1.0])
+def test_shares_of_the_likeliest_words_probability_do_not_take_the_full_layer(min_p, strength):
+    weight, bias, states = make_layer(strength=strength)
+    index = LogitIndex.build(weight, bias, contexts=states[:300], method="preview", rank=8)
+    rule = Truncation(temperature=1.5, min_p=min_p)
+    drawn, sampler = draws_of(index, states[306], rule, 600)
+    check_distribution(drawn, shares_of(logits_of(index, states[306:307]), rule)[0])
+    assert not sampler.full_rows
+
+
 @pytest.mark.parametrize("temperature", [1.0, 5.0])
 @pytest.mark.parametrize("equals", [1, 3, 40])
 def test_a_word_is_not_nearer_to_the_mean_score_than_itself_or_its_equals(equals, temperature):
@@ -190,8 +201,15 @@ def test_both_cores_bound_and_draw_alike(monkeypatch):
         exact = np.take_along_axis(logits_of(compiled, asked), right.rows, 1)
         np.testing.assert_allclose(right.logits, exact, rtol=1e-4, atol=1e-4)
         finish = None if shape == Shape() else lambda logits, shape=shape: shape(logits) * shape.inverse
-        rules = [Rule(), Rule(top_p=0.8), Rule(0.95, 0.01), Rule(epsilon_cutoff=2e-3), Rule(typical_p=0.7)]
-        for rule in (*rules, Rule(eta_cutoff=0.01)):
+        rules = [
+            Rule(),
+            Rule(top_p=0.8),
+            Rule(0.95, 0.01),
+            Rule(min_p=0.1),
+            Rule(epsilon_cutoff=2e-3),
+            Rule(typical_p=0.7),
+        ]
+        for rule in (*rules, Rule(eta_cutoff=0.01), Rule(min_p=0.1)):
             request = DrawRequest(rule, 1.0, shape, _STAGES, seeds, out, scores, finish)
             (right_words, right_stays), (words, stays) = (index.draw(asked, request) for index in (compiled, plain))
             assert (words == right_words).mean() > 0.95

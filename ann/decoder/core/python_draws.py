@@ -114,9 +114,10 @@ class Draw:
         cut = self.inverse * tail.largest
         self.slack = self.rounding * abs(cut) if cut > -np.inf else 0.0
         cut, log_sum, best = cut + self.slack, tail.log_sum + self.slack, float(scores.max())
-        shares = np.exp(scores - max(best, _LEAST))
+        floor = self.rule.floor(best)
+        shares = np.where(scores < floor, 0.0, np.exp(scores - max(best, _LEAST)))
         total = max(float(shares.sum()), _NOTHING)
-        whole, empty = best + float(np.log(total)), tail.largest == -np.inf
+        whole, empty = best + float(np.log(total)), tail.largest == -np.inf or cut < floor
         found = Bounded(words, scores, best, shares, total, 0.0, cut, cut, 0.0, _NONE)
         if not empty:
             found.tail = float(np.exp(log_sum - whole))

@@ -32,6 +32,13 @@ class Rule(NamedTuple):
     epsilon_cutoff: float = 0.0
     eta_cutoff: float = 0.0
 
+    def floor(self, best: float) -> float:
+        """Return the score below which words count for nothing, where the largest so far is `best`.
+
+        For a nucleus they count.
+        """
+        return best + float(np.log(self.min_p)) if self.min_p and not self.top_p else -np.inf
+
 
 class Drawn(NamedTuple):
     """Words drawn from a tail, each independent of all: with scores, bounds, and exp of score less bound."""

@@ -27,7 +27,7 @@ HEAD_WORDS = 256
 # Words of a draw's head and words drawn from its tail, more and more where the ones before leave a question open.
 _STAGES = np.array([[64, 192], [256, 512], [512, 1024], [1024, 2048], [4096, 4096], [DRAWS_MOST, DRAWS_MOST // 2]])
 _STORED_STAGES = _STAGES[[1, 3, 5]]  # of rows on SSD: fewer submissions
-_DECIDED = ((), ("top_p",), ("top_p", "min_p"), ("epsilon_cutoff",), ("typical_p",), ("eta_cutoff",))
+_DECIDED = ((), ("top_p",), ("top_p", "min_p"), ("min_p",), ("epsilon_cutoff",), ("typical_p",), ("eta_cutoff",))
 _LISTED = {"top_k": (4, 16), "min_p": (1, 4, 16)}  # times so many words of the head, before the full product
 _WORDS_AT_ONCE = 1 << 15  # of all states, with some 100 bytes each: more states take turns
 
@@ -117,12 +117,12 @@ class Sampler:
         pending = np.full(len(states), -1, np.int64)
         if not self._layer.index.draws_pay(max(1, len(states)), limit + int(_STAGES[0, 1])):
             cause = "faster"
-        elif steps[:1] in (("top_k",), ("min_p",)):
-            cause = f"{steps[0]} beyond the bounds"
-            rows = self._listed(states, known, rows, limit, drawn)
         elif steps in _DECIDED:
             cause = "undecided"
             rows = self._decided(states, known, drawn, pending)
+        elif steps[:1] in (("top_k",), ("min_p",)):
+            cause = f"{steps[0]} beyond the bounds"
+            rows = self._listed(states, known, rows, limit, drawn)
         else:
             cause = next(name for name in steps if name not in ("top_p", "min_p") or len(steps) == 1)
         self._full_of(states, known, rows, drawn, pending)

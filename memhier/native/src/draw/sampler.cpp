@@ -30,12 +30,14 @@ void Sampler::extend(const DrawCall& call, Envelope& envelope, Largest& largest,
   found.cut = largest_bound + slack_;
   found.best = -static_cast<double>(kInfinity);
   for (const HeadWord& word : found.head) found.best = std::max(found.best, word.score);
+  const double floor = call.rule.floor(found.best);
   found.total = 0;
-  for (HeadWord& word : found.head) found.total += word.share = std::exp(word.score - std::max(found.best, kLeast));
+  for (HeadWord& word : found.head)
+    found.total += word.share = word.score < floor ? 0 : std::exp(word.score - std::max(found.best, kLeast));
   found.total = std::max(found.total, kNothing);
   const double whole = found.best + std::log(found.total), log_sum = envelope.log_sum() + slack_;
   found.tail = std::exp(log_sum - whole);
-  if (envelope.is_empty()) found.tail = 0;
+  if (envelope.is_empty() || found.cut < floor) found.tail = 0;
   found.rare = found.cut;
   found.rare_sum = 0;
   if (!call.rule.needs_mean() || envelope.is_empty()) return;

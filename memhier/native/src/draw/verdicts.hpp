@@ -6,8 +6,10 @@
 // softmax less the word's score, so that log Z drops out.
 #pragma once
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 namespace memhier {
@@ -17,6 +19,8 @@ struct Rule {
   double top_p, min_p, typical_p, epsilon_cutoff, eta_cutoff;
 
   bool needs_mean() const { return typical_p > 0 || eta_cutoff > 0; }
+  // Scores below it count for nothing, where `best` is the largest so far. For a nucleus they count.
+  double floor(double best) const { return top_p > 0 ? -std::numeric_limits<double>::infinity() : best + std::log(min_p); }
 };
 
 // Scores are logits over the temperature.
