@@ -201,14 +201,7 @@ def test_both_cores_bound_and_draw_alike(monkeypatch):
         exact = np.take_along_axis(logits_of(compiled, asked), right.rows, 1)
         np.testing.assert_allclose(right.logits, exact, rtol=1e-4, atol=1e-4)
         finish = None if shape == Shape() else lambda logits, shape=shape: shape(logits) * shape.inverse
-        rules = [
-            Rule(),
-            Rule(top_p=0.8),
-            Rule(0.95, 0.01),
-            Rule(min_p=0.1),
-            Rule(epsilon_cutoff=2e-3),
-            Rule(typical_p=0.7),
-        ]
+        rules = [Rule(), Rule(top_p=0.8), Rule(0.95, 0.01), Rule(epsilon_cutoff=2e-3), Rule(typical_p=0.7)]
         for rule in (*rules, Rule(eta_cutoff=0.01), Rule(min_p=0.1)):
             request = DrawRequest(rule, 1.0, shape, _STAGES, seeds, out, scores, finish)
             (right_words, right_stays), (words, stays) = (index.draw(asked, request) for index in (compiled, plain))

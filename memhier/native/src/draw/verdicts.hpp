@@ -20,7 +20,9 @@ struct Rule {
 
   bool needs_mean() const { return typical_p > 0 || eta_cutoff > 0; }
   // Scores below it count for nothing, where `best` is the largest so far. For a nucleus they count.
-  double floor(double best) const { return top_p > 0 ? -std::numeric_limits<double>::infinity() : best + std::log(min_p); }
+  double floor(double best) const {
+    return top_p > 0 ? -std::numeric_limits<double>::infinity() : best + std::log(min_p);
+  }
 };
 
 // Scores are logits over the temperature.
