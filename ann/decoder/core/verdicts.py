@@ -178,7 +178,9 @@ def _mass_above(found: Bounded, word: int, score: float, between: tuple[float, f
     """
 
     def inside(words: Ints, scores: Doubles) -> npt.NDArray[np.bool_]:
-        return (scores > between[0]) & (scores < between[1]) & (scores != score) & (words != word)
+        within = (scores > between[0]) & (scores < between[1])
+        nearer: npt.NDArray[np.bool_] = within & (scores != score) & (words != word)
+        return nearer
 
     head = float(found.shares[inside(found.words, found.scores)].sum()) / found.total - share
     words, scores, _, kept = found.evidence.part(_REST)

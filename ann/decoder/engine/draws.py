@@ -49,8 +49,10 @@ class DrawRequest:
 
     def of(self, states: Ints) -> "DrawRequest":
         """Return the request for some of the states."""
-        words, scores = (None if each is None else each[states] for each in (self.words, self.scores))
-        return replace(self, seeds=self.seeds[states], words=words, scores=scores)
+        some = replace(self, seeds=self.seeds[states])
+        if self.words is None or self.scores is None:
+            return some
+        return replace(some, words=self.words[states], scores=self.scores[states])
 
 
 def draw_by_core(
@@ -129,7 +131,8 @@ class _Known:
     def __call__(self, number: int, rows: Ints) -> Floats | None:
         found = next(self._answers[number], None)
         if found is None and self.read is not None:
-            return self.read(rows[None])[0]
+            logits: Floats = self.read(rows[None])[0]
+            return logits
         if found is None:
             self.unread[number] = rows.copy()
         return found
