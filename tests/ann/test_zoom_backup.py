@@ -121,7 +121,7 @@ def test_a_decoder(tmp_path: Path, bucket: Bucket) -> None:
     hidden = random.normal(size=(300, 64)).astype("float32")
     here = LogitIndex.build(weight, contexts=hidden, k=5)
     here.save(URL)
-    for dram in (None, here.memory_bytes + (5 << 19)):
+    for dram in (None, here.memory_bytes + (3 << 20)):
         with_rows = LogitIndex.open(URL, dram=dram, cache=tmp_path / "cache")
         assert np.array_equal(with_rows.topk(hidden[:20], 5).indices, here.topk(hidden[:20], 5).indices)
         with_rows.close()

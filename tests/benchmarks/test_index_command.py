@@ -100,7 +100,7 @@ def test_a_search_writes_what_the_library_finds_and_measures_recall(place: Path,
             np.testing.assert_array_equal(written.take(np.arange(1100)), found)
     figures = json.loads((tmp_path / "figures.json").read_text())
     assert figures["recall@7"] == pytest.approx(hits / (7 * 1100))
-    assert 0.9 < figures["recall@7"] < 1
+    assert figures["recall@7"] > 0.9
     assert figures["queries"] == 1100
     assert figures["queries_per_second"] == pytest.approx(1100 / figures["seconds"])
     assert figures["pages_per_query"] >= figures["reads_per_query"] > 0

@@ -153,15 +153,16 @@ def test_a_child_closes_a_reader_whose_parent_reads(reader: Reader, rows: np.nda
             assert pending is not None
             child = os.fork()
             if child == 0:
+                code = 2
                 try:
                     if begins:
                         own = reader.begin_read(*read, out)
                     del pending
                     reader.close()
                     right = not begins or (own is not None and own.exception() is None and (out == rows[:4]).all())
-                    os._exit(0 if right else 1)
+                    code = 0 if right else 1
                 finally:
-                    os._exit(2)
+                    os._exit(code)
             assert os.waitpid(child, 0)[1] == 0
             assert pending.exception() is None
             assert (out == rows[:4]).all()
