@@ -12,7 +12,7 @@ from memhier.ann.decoder.allowed import check_allowed
 from memhier.ann.decoder.answers import TopK
 from memhier.ann.decoder.layer import as_floats
 
-STORED = 3_800_000 if backend.core else 5_500_000  # bytes of DRAM
+STORED = 4_050_000 if backend.core else 5_500_000  # bytes of DRAM
 WORDS, DIMENSION, K = 600, 16, 5
 
 

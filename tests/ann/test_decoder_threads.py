@@ -26,7 +26,7 @@ def index(request, layer, tmp_path_factory):
         return built
     path = tmp_path_factory.mktemp("threads") / "index"
     built.save(path)
-    return LogitIndex.open(path, dram=3_800_000)  # the rows alone take more
+    return LogitIndex.open(path, dram=4_050_000)  # the rows alone take more
 
 
 def ask(index, states):
