@@ -24,7 +24,7 @@ _BATCHES = 16  # rows are kept for so many batches ahead; more would gain little
 class PageMates:
     """Rows of announced batches that were read with the pages of other rows, to spare the next read of these pages.
 
-    A row that is kept counts as long as the log has it at the place it was read from: what lies there never changes.
+    A row that is kept counts as long as the log has it at the place it was read from: the bytes there never change.
 
     `look_ahead` belongs to the thread of a call; all else to the thread that has the turn to read.
 

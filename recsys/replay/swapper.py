@@ -423,7 +423,7 @@ class Swapper:
         return True
 
     def _drawn_swaps(self, slots: Ints) -> tuple[Ints, Ints]:
-        """Choose what `_chosen_swaps` does where it is simple; return the slots and the positions, or none."""
+        """Choose swaps as `_chosen_swaps`, in the simple case; return the slots and the positions, or none."""
         policy, placement, random = self._settings.policy, self._placement, self._random.at(self.step)
         assert policy is not None
         if len(set(slots.tolist())) < len(slots):

@@ -25,7 +25,7 @@ def columns(ids: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Return what each step says of whether the core has ended it."""
+    """Return, for each step, whether the core has ended it."""
     ended, end = [], Swapper.end_step_at_once
 
     def end_step_at_once(swapper: Swapper, slots: Any) -> bool:

@@ -25,9 +25,11 @@ namespace {
 constexpr float kLargestState = 1e15F;
 constexpr float kLargestCoordinate = std::numeric_limits<float>::max();
 
-// False for NaN, too.
-bool are_within(const float* values, std::size_t count, float most) {
-  return std::all_of(values, values + count, [most](float value) { return std::abs(value) <= most; });
+// The number of the first of `count` states with a value beyond `most`, or NaN; -1 for none.
+std::int64_t first_beyond(const float* states, std::size_t count, std::size_t width, float most) {
+  const float* end = states + count * width;
+  const float* found = std::find_if_not(states, end, [most](float value) { return std::abs(value) <= most; });
+  return found == end ? -1 : (found - states) / static_cast<std::ptrdiff_t>(width);
 }
 
 // A scan of the first `width` directions alone, whose `survivors` are estimated again by all; none of it at zero. With
@@ -378,8 +380,7 @@ std::int64_t DecoderCore::preview(const States& hidden, std::size_t limit, Two c
                          proven ? proven->data() : nullptr,
                          partition ? partition->data() : nullptr};
   nb::gil_scoped_release released;
-  for (std::size_t q = 0; q < count; ++q)
-    if (!are_within(state + q * dimension, dimension, kLargestState)) return static_cast<std::int64_t>(q);
+  if (const std::int64_t bad = first_beyond(state, count, dimension, kLargestState); bad >= 0) return bad;
   Workspaces::Lease space(spaces_);
   for (std::size_t first = 0; first < count; first += BlockScan::kQueries) {
     const std::size_t some = std::min(BlockScan::kQueries, count - first);
@@ -408,9 +409,9 @@ std::int64_t DecoderCore::candidates(const States& hidden, Two coarse, const Arr
   const AllowedBits bits = check_allowed(allowed, count);
   const float* state = hidden.data();
   nb::gil_scoped_release released;
-  for (std::size_t q = 0; q < count; ++q)
-    if (!are_within(state + q * width, width, coordinates ? kLargestCoordinate : kLargestState))
-      return static_cast<std::int64_t>(q);
+  if (const std::int64_t bad = first_beyond(state, count, width, coordinates ? kLargestCoordinate : kLargestState);
+      bad >= 0)
+    return bad;
   Workspaces::Lease lease(spaces_);
   Workspace& space = *lease;
   for (std::size_t first = 0; first < count; first += BlockScan::kQueries) {
@@ -468,8 +469,7 @@ std::int64_t DecoderCore::envelope(const States& hidden, std::tuple<float, float
   const Shape change{std::get<0>(shape), std::get<1>(shape)};
   const float* state = hidden.data();
   nb::gil_scoped_release released;
-  for (std::size_t q = 0; q < count; ++q)
-    if (!are_within(state + q * dimension, dimension, kLargestState)) return static_cast<std::int64_t>(q);
+  if (const std::int64_t bad = first_beyond(state, count, dimension, kLargestState); bad >= 0) return bad;
   Workspaces::Lease lease(spaces_);
   Workspace& space = *lease;
   for (std::size_t at = 0; at < count; ++at) {
@@ -518,8 +518,7 @@ std::int64_t DecoderCore::draw(const States& hidden, std::tuple<float, float> sh
   }
   const float* states = hidden.data();
   nb::gil_scoped_release released;
-  for (std::size_t q = 0; q < count; ++q)
-    if (!are_within(states + q * dimension, dimension, kLargestState)) return static_cast<std::int64_t>(q);
+  if (const std::int64_t bad = first_beyond(states, count, dimension, kLargestState); bad >= 0) return bad;
   Workspaces::Lease lease(spaces_);
   Workspace& space = *lease;
   std::size_t at = 0;
@@ -584,8 +583,7 @@ std::int64_t DecoderCore::walk(const States& hidden, Three near, float radius, T
   const AllowedBits bits = check_allowed(allowed, count);
   const float* state = hidden.data();
   nb::gil_scoped_release released;
-  for (std::size_t q = 0; q < count; ++q)
-    if (!are_within(state + q * dimension, dimension, kLargestState)) return static_cast<std::int64_t>(q);
+  if (const std::int64_t bad = first_beyond(state, count, dimension, kLargestState); bad >= 0) return bad;
   Workspaces::Lease lease(spaces_);
   Workspace& space = *lease;
   for (std::size_t q = 0; q < count; ++q) {
@@ -626,8 +624,7 @@ std::int64_t DecoderCore::listed(const States& hidden, const Bits& allowed, cons
   const AllowedBits bits = check_allowed(allowed, count);
   const float* states = hidden.data();
   nb::gil_scoped_release released;
-  for (std::size_t q = 0; q < count; ++q)
-    if (!are_within(states + q * dimension, dimension, kLargestState)) return static_cast<std::int64_t>(q);
+  if (const std::int64_t bad = first_beyond(states, count, dimension, kLargestState); bad >= 0) return bad;
   Workspaces::Lease lease(spaces_);
   Workspace& space = *lease;
   for (std::size_t q = 0; q < count; ++q) {

@@ -15,7 +15,7 @@ constexpr double kRare = 8;  // words with bounds below some together have at mo
 
 }  // namespace
 
-// Adds the rows of the largest bounds to the head, and sums what is left.
+// Adds the rows of the largest bounds to the head, and sums the rest.
 void Sampler::extend(const DrawCall& call, Envelope& envelope, Largest& largest, std::size_t limit) {
   envelope.take(limit, largest, rows_);
   call.logits(rows_, numbers_);

@@ -14,7 +14,7 @@
 
 namespace memhier {
 
-// Truncations: each keeps what the class Truncation in Python says. Zero for none.
+// Truncations; see the class Truncation in Python. Zero for none.
 struct Rule {
   double top_p, min_p, typical_p, epsilon_cutoff, eta_cutoff;
 

@@ -98,7 +98,7 @@ std::optional<Fault> Context::land_all(ReadTally& tally) {
   return fault_;
 }
 
-// Hands over what is queued, waits for at least so many reads, lands the finished ones and queues others; whether
+// Hands over the queued reads, waits for at least so many reads, lands the finished ones and queues others; whether
 // nothing is left.
 bool Context::advance(std::size_t least) {
   finished_.clear();
