@@ -72,6 +72,7 @@ if TYPE_CHECKING:
         UpdatedRows = _core.UpdatedRows
         WavePart = _core.WavePart
         allow_words: Final = staticmethod(_core.allow_words)
+        are_among: Final = staticmethod(_core.are_among)
         belady_hits: Final = staticmethod(_core.belady_hits)
         code_scan: Final = staticmethod(_core.code_scan)
         code_max_sims: Final = staticmethod(_core.code_max_sims)
@@ -79,6 +80,7 @@ if TYPE_CHECKING:
         crc32c_by_table: Final = staticmethod(_core.crc32c_by_table)
         crc32c_pages: Final = staticmethod(_core.crc32c_pages)
         distances: Final = staticmethod(_core.distances)
+        draw_distinct: Final = staticmethod(_core.draw_distinct)
         draw_outside: Final = staticmethod(_core.draw_outside)
         embedding_distinct: Final = staticmethod(_core.embedding_distinct)
         embedding_pool: Final = staticmethod(_core.embedding_pool)

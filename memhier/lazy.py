@@ -10,7 +10,7 @@ __all__ = ["EXTRAS", "extra_for", "lazy"]
 EXTRAS = {
     "PIL": "images", "click": "cli", "datasets": "datasets", "faiss": "search", "fastapi": "serve",
     "fsspec": "remote", "h5py": "hdf5", "langchain_core": "langchain", "lightning": "lightning",
-    "llama_index": "llamaindex", "matplotlib": "plots", "pandas": "pandas", "polars": "polars",
+    "llama_index": "llamaindex", "matplotlib": "plots", "pandas": "pandas", "pillow_jxl": "jxl", "polars": "polars",
     "prometheus_client": "serve", "pyarrow": "parquet", "ray": "ray",
     "rich": "cli", "scipy": "sklearn", "sklearn": "sklearn", "torch": "torch", "tqdm": "search",
     "transformers": "transformers", "zstandard": "zstd",

@@ -76,7 +76,8 @@ class _Batch:
 class PythonPageReader:
     """The core behind :class:`memhier.io.reader.Reader` when its engine is ``"python"``."""
 
-    def __init__(self, *, engine: str, depth: int) -> None:
+    def __init__(self, *, engine: str, depth: int, contexts: int) -> None:
+        del contexts  # of the compiled core: here all calls share the threads
         self.engine = engine
         self._threads = min(depth, THREADS_MAX)
         self._sources: dict[int, _Source] = {}

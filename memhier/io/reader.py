@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["PAGE_BYTES", "PendingRead", "Reader"]
 
 ENGINES = ("uring", "aio", "threads", "python")
-DEPTH_MAX = 4096
+DEPTH_MAX, CONTEXTS_MAX = 4096, 64
 _LENGTH = "bytes, or None for the whole file"
 REPAIRS = 16
 """How often a call begins again since pages of a source were damaged: a small cache may lose them to others."""
@@ -81,6 +81,9 @@ class Reader(Closing):
         without it takes the first of these that this machine allows.
     depth
         Reads in flight for one call, 1 to 4096.
+    contexts
+        Calls that read at the same time, 1 to 64; others wait for one of them. Each can fill the device's queue alone;
+        more only help calls that wait for their own few reads. Calls of ``"python"`` share their threads.
     direct
         None reads past the page cache where the file system can, and else through it, with hints that keep it empty;
         True insists (an OSError where it cannot be had); False reads through the page cache.
@@ -104,12 +107,15 @@ class Reader(Closing):
     [[5, 6, 7, 8], [254, 255, 0, 1]]
     """
 
-    def __init__(self, engine: str | None = None, depth: int = 128, direct: bool | None = None) -> None:
+    def __init__(
+        self, engine: str | None = None, depth: int = 128, direct: bool | None = None, contexts: int = 4
+    ) -> None:
         depth = check_int("depth", depth, 1, DEPTH_MAX, "reads in flight")
         if direct is not None and not isinstance(direct, bool):
             raise TypeError(f"direct={direct!r}: expected True, False or None")
         self._direct = direct
-        self._core = _make_core(engine, depth)
+        contexts = check_int("contexts", contexts, 1, CONTEXTS_MAX, "calls at a time")
+        self._core = _make_core(engine, depth, contexts)
         self._files: dict[int, PageFile] = {}
         self._page_sources: WeakKeyDictionary[PageFile, PageSource] = WeakKeyDictionary()
         self._holdable: set[int] = set()
@@ -144,8 +150,8 @@ class Reader(Closing):
     def planned_bytes(self) -> int:
         """DRAM that will be held once calls of one thread at a time have run, in bytes; for budgets made beforehand.
 
-        Each further thread that reads at the same time, up to four in all, adds as much again. :attr:`pool_bytes` comes
-        on top.
+        Each further thread that reads at the same time, up to `contexts` in all, adds as much again.
+        :attr:`pool_bytes` comes on top.
         """
         return self._core.planned_bytes + int(self._lengths.nbytes)
 
@@ -476,16 +482,16 @@ class Reader(Closing):
         )
 
 
-def _make_core(engine: str | None, depth: int) -> "PageReader | PythonPageReader":
+def _make_core(engine: str | None, depth: int, contexts: int) -> "PageReader | PythonPageReader":
     source = "engine"
     if engine is None:
         engine, source = os.environ.get("MEMHIER_IO") or None, "MEMHIER_IO"
     if engine is not None and engine not in ENGINES:
         raise ValueError(f"{source}={engine!r}: expected one of {', '.join(ENGINES)}")
     if engine == "python" or (engine is None and backend.core is None):
-        return PythonPageReader(engine="python", depth=depth)
+        return PythonPageReader(engine="python", depth=depth, contexts=contexts)
     if backend.core is None:
         raise RuntimeError(
             f"{source}={engine!r}: needs the compiled core, which is not in use here; expected 'python', or unset"
         )
-    return backend.core.PageReader(engine=engine or "auto", depth=depth)
+    return backend.core.PageReader(engine=engine or "auto", depth=depth, contexts=contexts)

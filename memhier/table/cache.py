@@ -131,7 +131,9 @@ class Pins:
 
     def release(self, ahead: PrefetchedSlots) -> None:
         """Let go of all slots that a ticket still holds."""
-        self._take(ahead, np.ones(len(ahead), np.bool_))
+        self._ahead[ahead.slots] -= np.uint16(1)
+        self._rows_ahead -= len(ahead)
+        ahead.slots = ahead.slots[:0]
         self._tickets = [other for other in self._tickets if other is not ahead]
 
     def _take(self, ahead: PrefetchedSlots, taken: NDArray[np.bool_]) -> None:

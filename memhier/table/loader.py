@@ -35,7 +35,7 @@ _EACH = slice(None)  # all places in their order
 # First values are made in blocks of so many bytes: the user's function may need several times as much for a while.
 _INITIAL_BYTES = 2**19
 # Part of the staging buffer for rows of batches that are announced.
-_MATES_PART = 4
+_MATES_PART = 2
 
 
 class Job:
@@ -172,9 +172,11 @@ class Loader:
         keys, slots = keys[empty], slots[empty]
         waiting = self._queue.find(keys)
         if waiting.any():
+            places = np.flatnonzero(waiting)
             with self._turn():
-                for part in self._staged(len(keys)):
-                    waiting[part] = self._take(keys[part], slots[part])
+                for part in self._staged(len(places)):
+                    some = places[part]
+                    waiting[some] = self._take(keys[some], slots[some])
             keys, slots = keys[~waiting], slots[~waiting]
         known = np.asarray(self._log.contains(keys))
         self._stored[slots] = known

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from memhier import backend
 from memhier.cache.slots import SlotMap
 from memhier.log.row_log import RowLog
 from memhier.policies import Belady
@@ -18,7 +19,7 @@ Ahead = list[tuple[Ints, Ints]]
 """Keys that batches await, the next batch first, and the pages of their rows."""
 
 _NONE = np.empty(0, np.int64)
-_BATCHES = 16  # rows are kept for so many batches ahead; more would gain little
+_BATCHES = 32  # rows are kept for so many batches ahead; 48 spare no more reads
 
 
 class PageMates:
@@ -41,7 +42,7 @@ class PageMates:
         self._rows = rows
         self._map = SlotMap(len(rows))
         self._places: Ints = np.empty(len(rows), np.int64)
-        self._pages = SlotMap(len(rows))  # of one read
+        self._awaited = np.empty((2, len(rows)), np.int64)  # of one read: keys ahead, and their pages
         self._given_back = 0
         self._ahead: dict[int, tuple[Ints, Ints]] = {}  # by the number of the batch
         self._is_stale = False  # whether the batches are others than those that rows are kept for
@@ -50,7 +51,7 @@ class PageMates:
     def memory_bytes(self) -> int:
         """DRAM held, in bytes, beside the room for rows."""
         ahead = sum(keys.nbytes + pages.nbytes for keys, pages in tuple(self._ahead.values()))
-        return self._map.memory_bytes + self._pages.memory_bytes + self._places.nbytes + ahead
+        return self._map.memory_bytes + self._places.nbytes + self._awaited.nbytes + ahead
 
     def look_ahead(self, policy: Belady) -> Ahead:
         """Return the keys that the next batches await, and the pages of their rows."""
@@ -89,18 +90,19 @@ class PageMates:
         if self._is_stale:
             self._forget_all()
         most = min(most, self._map.free)
-        if not most or len(keys) > self._pages.capacity:
+        if not most:
             return _NONE, _NONE
         pages = _pages_of(self._log.places(keys))
-        self._pages.insert(pages)
-        awaited, of_rows = (np.concatenate(part) for part in zip(*ahead, strict=True))
-        near = awaited[self._pages.find(of_rows) >= 0]
+        total = sum(len(batch) for batch, _ in ahead)
+        awaited, of_rows = self._awaited[:, :total]
+        np.concatenate([batch for batch, _ in ahead], out=awaited)
+        np.concatenate([of_batch for _, of_batch in ahead], out=of_rows)
+        near = awaited[_are_among(of_rows, pages)]
         near = near[self._map.find(near) < 0][:most]
         if self._log.table.given_back != self._given_back:
             self._forget_all()
         places = self._log.places(near)
-        still = self._pages.find(_pages_of(places)) >= 0  # a row may have moved since it was looked up
-        self._pages.erase(pages)
+        still = _are_among(_pages_of(places), pages)  # a row may have moved since it was looked up
         return near[still], places[still]
 
     def keep(self, keys: Ints, places: Ints, rows: NDArray[Any]) -> None:
@@ -125,3 +127,12 @@ def may_share_pages(row_bytes: int) -> bool:
 
 def _pages_of(places: Ints) -> Ints:
     return places // PAGE_BYTES
+
+
+def _are_among(pages: Ints, others: Ints) -> NDArray[np.bool_]:
+    """Return which pages are among others; -1, the page of no row, is not."""
+    if backend.core is None:
+        return np.isin(pages, others) & (pages >= 0)
+    found = np.empty(len(pages), np.bool_)
+    backend.core.are_among(pages=pages, others=others, found=found)
+    return found

@@ -13,7 +13,8 @@ class Shortage(BudgetError):
     Attributes
     ----------
     of
-        The bound: ``"slots"``, rows in DRAM at once; ``"batch"``, keys of a call; ``"rows"``, keys ever written.
+        The bound: ``"slots"``, rows in DRAM at once; ``"batch"``, keys of a call; ``"rows"``, keys ever written;
+        ``"ids"``, ids with a row of their own.
     needed, held, room
         Rows that the call asks for, rows that stay beside them, and the bound's number.
     enough
@@ -23,7 +24,7 @@ class Shortage(BudgetError):
     def __init__(
         self,
         message: str,
-        of: Literal["slots", "batch", "rows"],
+        of: Literal["slots", "batch", "rows", "ids"],
         *,
         needed: int,
         held: int = 0,

@@ -17,7 +17,9 @@ class SideLog:
     name
         Of the log in the store.
     row_bytes, rows
-        Bytes of a row; keys are 0 to ``rows - 1``.
+        Bytes of a row, and the most rows.
+    key_space
+        Keys are 0 to ``key_space - 1``.
     aside_bytes
         DRAM of the budget that is left to the caller, which holds these rows in a form of its own.
     """
@@ -25,9 +27,10 @@ class SideLog:
     name: str
     row_bytes: int
     rows: int
+    key_space: int
     aside_bytes: int
 
     @property
     def planned_bytes(self) -> int:
         """DRAM set aside for the log and the caller."""
-        return log_bytes(self.rows, self.row_bytes, self.rows) + rewriting_bytes(self.row_bytes) + self.aside_bytes
+        return log_bytes(self.rows, self.row_bytes, self.key_space) + rewriting_bytes(self.row_bytes) + self.aside_bytes

@@ -45,8 +45,9 @@ _CALL_SLOT_BYTES = 3
 _MAP_KEY_BYTES = 40
 # Above this, a map by hashing takes less than one with a place for every possible key.
 _DIRECT_KEYS_PER_SLOT = 4
-# Bytes that a read allocates for a while per staged row, besides the row: key, place, order, offset, file.
-_STAGED_ROW_BYTES = 64
+# Bytes that a read allocates for a while per staged row, besides the row: key, place, order, offset, file (36). Half of
+# the rows are page mates, with their map and two arrays (24), keys ahead with their pages (8), and hashes of pages (8).
+_STAGED_ROW_BYTES = 80
 # Bytes per queued row, besides the row: its place in the map; and, while rows are appended, its key and its place.
 _QUEUED_ROW_BYTES = 64
 _APPEND_ROW_BYTES = 24
@@ -201,9 +202,19 @@ def divide(needs: TierNeeds, dram: int, rows: int, policy: str | Policy) -> tupl
         return log, Sizes(replace(needs, fixed_bytes=needs.fixed_bytes + log), dram)
 
     log, sizes = with_log(at_once=False)
-    if 2 * log <= dram and sizes.fits(policy):
-        return sizes, False
-    return with_log(at_once=True)[1], True
+    at_once = 2 * log > dram or not sizes.fits(policy)
+    if at_once:
+        sizes = with_log(at_once=True)[1]
+    return _for_all_rows(sizes, dram), at_once
+
+
+def _for_all_rows(sizes: Sizes, dram: int) -> Sizes:
+    """Return parts with a slot for every possible row, where some smaller budget has these: buffers grow in steps."""
+    rows = sizes.needs.key_space
+    if rows is None or rows > CAPACITY_MAX or sizes.total(rows) <= dram:
+        return sizes
+    least = Sizes(sizes.needs, 0).enough(rows)
+    return sizes if least > dram else Sizes(sizes.needs, least)
 
 
 def batch_within(dram: int) -> int:

@@ -282,8 +282,8 @@ class Table:
 
     def _beside(self, side: SideLog, reader: Reader) -> RowLog:
         log = RowLog(
-            self.store, side.name, row_bytes=side.row_bytes, reader=reader, capacity=side.rows, key_space=side.rows,
-            compact_below=_COMPACT_BELOW, beside=self.log,
+            self.store, side.name, row_bytes=side.row_bytes, reader=reader, capacity=side.rows,
+            key_space=side.key_space, compact_below=_COMPACT_BELOW, beside=self.log,
         )  # fmt: skip
         log.compact_later()
         log.patient = True

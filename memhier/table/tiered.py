@@ -240,6 +240,12 @@ class Tiered(Closing):
         with self.gate.call(self._number) as table:
             table.scatter(keys, rows)
 
+    @shielded
+    def check_new(self, keys: Any) -> None:
+        """Raise BudgetError where distinct keys, int64 [n], are too many to be written: the log's index is full."""
+        with self.gate.call(self._number) as table:
+            table.loader.check_never_written(keys, table.cache.slots_of(keys))
+
     @shielded_giving(Ticket.release)
     def prefetch(self, keys: Any, *, distinct: bool = False) -> Ticket:
         """Begin to make rows resident, and return at once, unless rows that leave have to wait for the write queue.

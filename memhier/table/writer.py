@@ -98,19 +98,19 @@ class WriteQueue:
             self._refused = None
             while start < len(keys):
                 self.check()
-                # Overwriting needs no room: as many rows as the free places allow for new keys among them.
-                places, queued = self._places.find(keys[start:]), len(self._places)
-                free, waits = len(self._rows) - queued, self._imaging and not of_image
-                if waits:
-                    # A row of the image is not overwritten: it goes to the log first.
-                    kept = (places >= 0) & ~self._waits[places]
-                    places = places[: int(np.argmax(kept))] if kept.any() else places
-                    free = min(free, self._may_wait - self._waiting)
-                stop = start + int(np.searchsorted(np.cumsum(places < 0), free, side="right"))
-                if stop == start:
-                    self._wait_locked()
-                    continue
-                queued += int(np.count_nonzero(places[: stop - start] < 0))
+                waits, free, stop = self._imaging and not of_image, len(self._rows) - len(self._places), len(keys)
+                if waits or stop - start > free:
+                    # Overwriting needs no room: as many rows as the free places allow for new keys among them.
+                    places = self._places.find(keys[start:])
+                    if waits:
+                        # A row of the image is not overwritten: it goes to the log first.
+                        kept = (places >= 0) & ~self._waits[places]
+                        places = places[: int(np.argmax(kept))] if kept.any() else places
+                        free = min(free, self._may_wait - self._waiting)
+                    stop = start + int(np.searchsorted(np.cumsum(places < 0), free, side="right"))
+                    if stop == start:
+                        self._wait_locked()
+                        continue
                 places = self._places.insert(keys[start:stop])
                 self._rows[places] = rows[start:stop]
                 self._puts[places] += np.uint32(1)
@@ -118,7 +118,7 @@ class WriteQueue:
                     self._waiting += int(np.count_nonzero(~self._waits[places]))
                     self._waits[places] = True
                 start = stop
-                if self._due_locked(queued):
+                if self._due_locked(len(self._places)):
                     self._changed.notify_all()
 
     def find(self, keys: Ints) -> NDArray[np.bool_]:

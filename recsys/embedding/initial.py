@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from memhier.arguments import check_int
 from memhier.recsys.embedding.ids.hash64 import Hash64, IdSpace, as_id_space
 from memhier.recsys.embedding.optimizers import SparseOptimizer
 
@@ -136,6 +137,8 @@ class TableSpec:
     ) -> "TableSpec":
         """Return the table for `rows` ids: for any ids, it has a row more for unknown ones and one for the padding."""
         options = as_id_space(id_space)
+        if options is not None:
+            check_int("num_embeddings", rows, 1, 2**31 - 3, "ids with a row at a time, for any ids")
         return cls(name, rows if options is None else rows + 2, dim, initial, options, padding_id)
 
     @property

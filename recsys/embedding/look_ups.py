@@ -392,7 +392,7 @@ class LookUps:
     def norm(self) -> Tensor:
         """Return the Euclidean norm of the gradients that wait for a step."""
         self._check_waits("gradient_norm()")
-        gradients = _merged(self.tables, self._pending)[1] if self._pending else []
+        gradients = _merged(self.tables, self._pending)[1] if self.waiting else []
         squares = [values_of(gradient.coalesce()).square().sum() for _, gradient in gradients]
         return torch.stack(squares).sum().sqrt() if squares else torch.zeros(())
 

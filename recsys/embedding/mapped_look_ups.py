@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from memhier.errors import ClosedError
+from memhier.recsys.embedding.groups.step_loan import StepTicket
 from memhier.recsys.embedding.look_ups import LookUps
 from memhier.recsys.embedding.tables import Ints, StepRows, Tables
 from memhier.recsys.embedding.vocabularies import Added, Mapped, Vocabularies
@@ -75,7 +76,7 @@ class MappedLookUps(LookUps):
     def distinct(self, ids: BatchIds) -> StepRows:
         """Return the distinct rows of a batch, after those before."""
         if self._maps_ahead:
-            ids.mapped = self._vocabularies.map(ids.look_ups)
+            ids.mapped = self.tables.map_ids(ids.look_ups)
             return self.tables.distinct(ids.mapped.rows)
         parts = [self._vocabularies.find(some) for some in ids.look_ups]
         return self.tables.distinct([np.concatenate(of_table) for of_table in zip(*parts, strict=True)])
@@ -97,6 +98,12 @@ class MappedLookUps(LookUps):
         self._vocabularies.drop()
 
     # The batch that is handed out.
+
+    def plan(self, ids: BatchIds, rows: StepRows, ticket: StepTicket | None) -> None:
+        """Load the rows of a batch that lookahead hands out, unless the index has no room for its new ones."""
+        super().plan(ids, rows, ticket)
+        if ids.mapped is not None:
+            self.tables.check_new(rows)
 
     def end_plan(self) -> None:
         """Release the rows of the batch that was handed out last, which counts as looked up."""
@@ -127,7 +134,7 @@ class MappedLookUps(LookUps):
                 "loop was left: begin its loop with the module in train() and not frozen, or call close() to go on "
                 "without it"
             )
-        mapped = self._vocabularies.map([ids])
+        mapped = self.tables.map_ids([ids])
         rows = None
         try:
             rows = self._lent(mapped.rows, trains)

@@ -13,14 +13,12 @@ from torch import Tensor, nn
 
 from memhier.arguments import as_ints
 from memhier.closing import Closing
-from memhier.errors import CorruptionError
 from memhier.recsys.embedding.device.crossing import Crossing
 from memhier.recsys.embedding.device.link import DeviceLink, check_device, link_of
 from memhier.recsys.embedding.initial import TableSpec, initial_weights
 from memhier.recsys.embedding.look_ups import FusedOptimizer, LookUps
-from memhier.recsys.embedding.optimizers import check_group
 from memhier.recsys.embedding.pooling import Bags, pool
-from memhier.recsys.embedding.records import EXTRA, as_json, restored_hyperparameters
+from memhier.recsys.embedding.records import EXTRA, as_json
 from memhier.recsys.embedding.tables import StepRows, Tables
 from memhier.recsys.embedding.torch_internals import current_pass
 from memhier.recsys.embedding.vocabularies import Vocabularies
@@ -37,7 +35,7 @@ _BLOCK = 4096
 class TableModule(Closing, nn.Module):
     """A module that keeps its tables in DRAM and on SSD, and updates them itself.
 
-    The rows are no parameters, so other optimizers and DDP do not see them. An empty parameter stands for them:
+    The rows are not parameters, so other optimizers and DDP do not see them. An empty parameter stands for them:
     ``requires_grad_(False)`` on the module or its model freezes the rows.
 
     By default a backward pass applies its gradients once, at its end, however many look-ups it goes through. It waits
@@ -59,7 +57,10 @@ class TableModule(Closing, nn.Module):
         self._link: DeviceLink | None = None
         try:
             self.to(self.tables.options.device)
-            self._begun_with = self._restore_hyperparameters()
+            begun, saved = self.tables.hyperparameters
+            for group, values in zip(self.optimizer.param_groups, saved, strict=False):
+                group.update(values)
+            self._begun_with = self.tables.rules.described(begun)
         except BaseException:
             self.tables.close()
             raise
@@ -343,36 +344,3 @@ class TableModule(Closing, nn.Module):
             return place
         # With weights of samples, torch rounds sums in another way once there is a padding, in the batch or not.
         return -1 if bag.weights is None else len(mine)
-
-    def _restore_hyperparameters(self) -> dict[str, Any]:
-        """Set the hyperparameters of the checkpoint, if there is one; return those that the training began with."""
-        rules, groups, path = self.tables.rules, self.optimizer.param_groups, self.tables.path
-        given = [vars(rules.of[number]) for number in range(len(groups))]
-        plain = [restored_hyperparameters(json.loads(as_json(each)), each, path) for each in given]
-        values = self.tables.extra()
-        if not values:
-            return rules.described(plain)
-        saved, begun = rules.parted(values["hyperparameters"]), rules.parted(values["begun_with"])
-        return rules.described(
-            [self._restore_group(number, *each) for number, each in enumerate(zip(plain, saved, begun, strict=True))]
-        )
-
-    def _restore_group(self, number: int, given: dict[str, Any], saved: Any, begun: Any) -> dict[str, Any]:
-        """Set a group of hyperparameters; return those that it began with."""
-        rule, path = self.tables.rules.of[number], self.tables.path
-        saved = restored_hyperparameters(saved, given, path)
-        first = restored_hyperparameters(begun, given, path)
-        try:
-            type(rule)(**first)
-            check_group(rule, saved, number)
-        except (TypeError, ValueError) as error:
-            raise CorruptionError(f"{path}: value {EXTRA!r}: {error}") from error
-        if self.tables.options.optimizer is not None and first != given:
-            name = next(name for name, value in given.items() if first[name] != value)
-            raise ValueError(
-                f"optimizer: {name}={given[name]!r} beside resume=True, but the training began with {name}="
-                f"{first[name]!r} and is at {saved[name]!r}: pass {first[name]!r}; then set "
-                f"module.optimizer.param_groups[{number}][{name!r}] if it is to change from here on"
-            )
-        self.optimizer.param_groups[number].update(saved)
-        return first

@@ -9,12 +9,13 @@ from typing import Any
 from memhier.errors import CorruptionError, FormatError
 from memhier.fields import Refused, decode_json, integer, mapping, record, sequence
 from memhier.recsys.embedding.initial import TableSpec
+from memhier.recsys.embedding.optimizers import Group, check_group
 from memhier.recsys.embedding.table_rules import TableRules
 from memhier.store.store import Store
 
 __all__ = [
     "EXTRA", "IDS", "KEY", "TableRecord", "as_json", "checkpoint_of", "decoded_extra", "groups_in", "nothing_there",
-    "restored_hyperparameters",
+    "restored_groups", "stored_tables",
 ]  # fmt: skip
 
 KEY = "recsys/tables"
@@ -113,9 +114,18 @@ class TableRecord:
         groups: list[int] = self._made.get("groups", [0] * len(self.steps))
         return groups
 
+    def of_tables(self, specs: Sequence[TableSpec]) -> "TableRecord":
+        """Return the record of the same tables with other numbers of rows."""
+        tables = [table | {"rows": spec.rows} for table, spec in zip(self._made["tables"], specs, strict=True)]
+        return TableRecord(self._made | {"tables": tables}, self.steps, self.checkpoint)
+
     def values(self) -> dict[str, bytes]:
         """Return the values of the next checkpoint."""
         self.checkpoint += 1
+        return self.as_values()
+
+    def as_values(self) -> dict[str, bytes]:
+        """Return the record as a value of the catalog, with its key."""
         return {KEY: as_json({"made": self._made, "steps": self.steps, "checkpoint": self.checkpoint})}
 
 
@@ -137,6 +147,13 @@ def groups_in(store: Store, made: Mapping[str, Any], tables: int) -> list[int]:
     return list(groups)
 
 
+def stored_tables(store: Store) -> list[dict[str, Any]]:
+    """Return the descriptions of tables in a store, unchecked; none where they are no such descriptions."""
+    found = store.get(KEY)
+    tables = [] if found is None else _decoded(store, found)["made"].get("tables")
+    return tables if isinstance(tables, list) and all(isinstance(table, dict) for table in tables) else []
+
+
 def nothing_there(path: Any) -> FileNotFoundError:
     """Return the error of a resume without a checkpoint."""
     return FileNotFoundError(
@@ -156,7 +173,39 @@ def decoded_extra(store: Store, found: bytes | None) -> dict[str, Any]:
     return {} if found is None else decode_json(found, where, _EXTRA_CHECK)
 
 
-def restored_hyperparameters(stored: Any, known: dict[str, Any], path: object) -> dict[str, Any]:
+def restored_groups(store: Store, rules: TableRules, are_given: bool) -> tuple[list[Group], list[Group]]:
+    """Return the hyperparameters that each group began with, and those of a checkpoint; none where there is none.
+
+    Raises
+    ------
+    ValueError
+        When the training began with others than those of `rules`, and these are given.
+    CorruptionError
+        For values that an optimizer does not take.
+    """
+    given = [vars(rules.of[number]) for number in range(len(rules.groups()))]
+    values = decoded_extra(store, store.get(EXTRA))
+    if not values:
+        return [_restored(json.loads(as_json(each)), each, store.path) for each in given], []
+    begun = [_restored(*each, store.path) for each in zip(rules.parted(values["begun_with"]), given, strict=True)]
+    saved = [_restored(*each, store.path) for each in zip(rules.parted(values["hyperparameters"]), given, strict=True)]
+    for number, (first, last, mine) in enumerate(zip(begun, saved, given, strict=True)):
+        try:
+            type(rules.of[number])(**first)
+            check_group(rules.of[number], last, number)
+        except (TypeError, ValueError) as error:
+            raise CorruptionError(f"{store.path}: value {EXTRA!r}: {error}") from error
+        if are_given and first != mine:
+            name = next(name for name, value in mine.items() if first[name] != value)
+            raise ValueError(
+                f"optimizer: {name}={mine[name]!r} beside resume=True, but the training began with {name}="
+                f"{first[name]!r} and is at {last[name]!r}: pass {first[name]!r}; then set "
+                f"module.optimizer.param_groups[{number}][{name!r}] if it is to change from here on"
+            )
+    return begun, saved
+
+
+def _restored(stored: Any, known: dict[str, Any], path: object) -> dict[str, Any]:
     """Return stored hyperparameters as an optimizer takes them; those in `known` must have the same types."""
     if not isinstance(stored, dict):
         raise CorruptionError(f"{path}: value {EXTRA!r}: hyperparameters {stored!r}, expected those of an optimizer")

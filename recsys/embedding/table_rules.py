@@ -50,10 +50,6 @@ class TableRules:
             return [dict(vars(self.of[0]))]
         return [{"name": name, **vars(rule)} for name, rule in zip(self._names, self.of, strict=True)]
 
-    def rule_of(self, group: int) -> SparseOptimizer:
-        """Return the optimizer of a group."""
-        return self.of[group]
-
     def group(self, groups: Sequence[Group], table: int) -> Group:
         """Return the group of a table."""
         return groups[table if self.by_name else 0]

@@ -25,12 +25,14 @@ from memhier.policies import Belady, Policy
 from memhier.recsys.embedding.device.link import check_device
 from memhier.recsys.embedding.groups.row_groups import Part, RowGroups, groups_by_width
 from memhier.recsys.embedding.groups.step_loan import StepLoan, StepTicket
-from memhier.recsys.embedding.groups.tiers import TierArguments, open_tiers, rows_in, stats_of
+from memhier.recsys.embedding.groups.tiers import TierArguments, live_records, open_tiers, rows_in, stats_of
+from memhier.recsys.embedding.growing import as_stored, grow
+from memhier.recsys.embedding.ids.id_room import IdRoom
 from memhier.recsys.embedding.initial import FirstRows, TableSpec
-from memhier.recsys.embedding.optimizers import SGD
-from memhier.recsys.embedding.records import EXTRA, IDS, TableRecord, decoded_extra, nothing_there
+from memhier.recsys.embedding.optimizers import SGD, Group
+from memhier.recsys.embedding.records import EXTRA, IDS, TableRecord, decoded_extra, nothing_there, restored_groups
 from memhier.recsys.embedding.table_rules import Optimizers, TableRules, rules_in
-from memhier.recsys.embedding.vocabularies import Added, Vocabularies
+from memhier.recsys.embedding.vocabularies import Added, Mapped, Vocabularies, decoded_ids
 from memhier.shield import shielded_init
 from memhier.store.store import Store, Transfer
 from memhier.table.keep_all import KeepAll
@@ -270,6 +272,8 @@ class Tables:
     ----------
     groups
         The tables that share a tier.
+    hyperparameters
+        Those that each group of the optimizer began with, and those of the checkpoint, if there is one.
     planners
         Of the groups, for batches known ahead; none if the policy takes no announcements, and once closed.
     capacity, call_rows
@@ -305,27 +309,28 @@ class Tables:
         self._first_rows, self._first_rows_of_ids = first_rows or made, made.of_ids
         self._pid = os.getpid()
         self.vocabularies: Vocabularies | None = None
-        side = Vocabularies.side_log(self.specs)
+        self.record: TableRecord
         store = _open(self.path, options.resume)
         try:
-            rows = [spec.rows for spec in self.specs]
-            # A policy of the caller's is one for all rows.
-            groups = groups_by_width(self.widths, rows) if isinstance(options.policy, str) else [0] * len(rows)
-            self.record: TableRecord = TableRecord.read(store, self.specs, rules, self.seed, options.resume, groups)
-            self.groups: RowGroups = RowGroups(self.record.groups, self.widths, rows)
-            if len(self.groups) > 1 and not isinstance(options.policy, str):
-                raise ValueError(
-                    f"policy: the rows of {self.path!r} have {len(self.groups)} widths, each with a cache of its own; "
-                    "expected the name of a policy"
-                )
+            before = self._read_record(store)
+            dram = parse_bytes(options.dram)
+            maps = [(spec.capacity, spec.id_space) for spec in self.specs if spec.id_space is not None]
             self._arguments = TierArguments(
-                self.groups, parse_bytes(options.dram), options.policy, options.codec, options.touched,
-                options.step_rows, side,
-            )  # fmt: skip
+                self.groups, dram, options.policy, options.codec, options.touched, options.step_rows, maps
+            )
+            if maps:
+                self._check_ids_there(store)
             stored = [rows_in(store, group) for group in range(len(self.groups))]
             index_rows = self._arguments.index_rows(stored)
             self.touched: int = sum(index_rows)
             self._check_touched(stored, index_rows)
+            self.hyperparameters: tuple[list[Group], list[Group]] = restored_groups(
+                store, rules, options.optimizer is not None
+            )
+            if maps:
+                self._arguments.check(store, stored)
+            if before != self.specs:
+                self.record = grow(store, self.record, before, self.specs, self.widths)
             initial = [partial(_first_rows_of, self.groups, self._first_rows, group) for group in range(len(stored))]
             self._tiers = open_tiers(store, self._arguments, index_rows, initial)
         except BaseException:
@@ -339,12 +344,29 @@ class Tables:
         self._open = True
         self._scratch = np.empty(0, np.float32)
         self._refetches = self._calm = 0
-        if side is not None:
+        if maps:
             try:
                 self.vocabularies = self._opened_vocabularies(store, options.resume)
             except BaseException:
                 self.close()
                 raise
+
+    def _read_record(self, store: Store) -> tuple[TableSpec, ...]:
+        """Read the record, and set the groups; return the tables in the store, which may have fewer rows."""
+        options, before = self.options, self.specs
+        if options.resume:
+            self.specs, before = as_stored(store, self.specs)
+        rows = [spec.rows for spec in self.specs]
+        # A policy of the caller's is one for all rows.
+        groups = groups_by_width(self.widths, rows) if isinstance(options.policy, str) else [0] * len(rows)
+        self.record = TableRecord.read(store, before, self.rules, self.seed, options.resume, groups)
+        self.groups: RowGroups = RowGroups(self.record.groups, self.widths, rows)
+        if len(self.groups) > 1 and not isinstance(options.policy, str):
+            raise ValueError(
+                f"policy: the rows of {self.path!r} have {len(self.groups)} widths, each with a cache of its own; "
+                "expected the name of a policy"
+            )
+        return before
 
     def _least(self, sizes: list[int]) -> int:
         """Return the least of sizes; groups whose rows all fit count only if they are the only one."""
@@ -352,11 +374,39 @@ class Tables:
         return min(bounds, default=int(self.bases[-1]))
 
     def _opened_vocabularies(self, store: Store, resume: bool) -> "Vocabularies":
-        vocabularies = Vocabularies(self.specs)
+        vocabularies = Vocabularies(self.specs, self._id_room)
         log = self._tiers[0].side
         if resume and log is not None:
             vocabularies.read(log, store.get(IDS), self.path)
         return vocabularies
+
+    def _check_ids_there(self, store: Store) -> None:
+        """Raise BudgetError if the maps have no room for the ids of a checkpoint, FormatError for another padding."""
+        side, room = self._arguments.side, self._id_room
+        assert side is not None
+        value = store.get(IDS)
+        numbers = {} if value is None else decoded_ids(value, f"{self.path}: value {IDS!r}")
+        for spec in self.specs:
+            padding = numbers.get(spec.name, {}).get("padding", spec.padding_id)
+            if padding != spec.padding_id:
+                raise FormatError(
+                    f"{self.path}: padding_idx={padding} of table {spec.name!r} there, expected {spec.padding_id}"
+                )
+        ids = sum(each["fresh"] for each in numbers.values())
+        if ids > room.slots or live_records(store, side.name) > side.rows:
+            raise BudgetError(
+                f"dram={self.options.dram}: too little for the map of the {ids} ids that have rows in {self.path!r}; "
+                f"dram={self._dram_for_ids(ids)} would be enough"
+            )
+
+    @property
+    def _id_room(self) -> IdRoom:
+        room = self._arguments.id_room
+        assert room is not None
+        return room
+
+    def _dram_for_ids(self, ids: int) -> int:
+        return self._id_room.enough_for(ids, parse_bytes(self.options.dram))
 
     @property
     def memory_bytes(self) -> int:
@@ -420,6 +470,12 @@ class Tables:
                 f"{error.held} were trained, and this step has {error.needed} more; take a checkpoint and open the "
                 f"tables again with resume=True{more}, which gives the index more room. The step has changed nothing"
             )
+        if error.of == "ids":
+            return BudgetError(
+                f"dram={self.options.dram}: the map of ids has room for {self._id_room.slots} with a row, and this "
+                "step has new ones beyond these; take a checkpoint and open the tables again with resume=True and "
+                f"dram={self._dram_for_ids(self._id_room.slots + error.needed)}. The step has changed nothing"
+            )
         if error.of == "rows":
             return BudgetError(
                 f"touched={error.room}: {error.needed} rows of this step were never trained before, beside "
@@ -436,6 +492,12 @@ class Tables:
             f"a step needs {error.needed} distinct rows at once{beside}, but DRAM has room for {error.room}; "
             f"dram={enough} would be enough, or smaller batches"
         )
+
+    def map_ids(self, look_ups: Sequence[Sequence[Ints]]) -> Mapped:
+        """Map a batch of training; each look-up has the ids of each table, of which some are for any ids."""
+        assert self.vocabularies is not None
+        with self._in_own_words():
+            return self.vocabularies.map(look_ups)
 
     def distinct(self, ids: Sequence[Ints]) -> StepRows:
         """Return the distinct rows of a step, of the int64 [n] ids of each table.
@@ -507,6 +569,12 @@ class Tables:
         for tier, (_, keys) in zip(self._tiers, rows.parts(self.groups), strict=True):
             if len(keys) > min(tier.capacity, tier.batch):
                 self.lend(rows)  # fails, and says how much would be enough
+
+    def check_new(self, rows: StepRows) -> None:
+        """Raise BudgetError for a step that trains more new rows than the index has room for."""
+        for group, (_, keys) in enumerate(rows.parts(self.groups)):
+            with self._in_own_words(group):
+                self._tiers[group].check_new(keys)
 
     def announce(self, rows: StepRows) -> None:
         """Tell the planners of the step after those already announced."""

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from memhier.errors import CorruptionError, FormatError
+from memhier.errors import CorruptionError
 from memhier.fields import decode_json, integer, mapping, optional, record
 from memhier.log.row_log import RowLog
-from memhier.recsys.embedding.ids.id_map import RECORD_BYTES, IdMap
+from memhier.recsys.embedding.ids.id_map import GROUP, IdMap
+from memhier.recsys.embedding.ids.id_room import IdRoom
 from memhier.recsys.embedding.initial import TableSpec
 from memhier.recsys.embedding.records import IDS, as_json
 from memhier.shield import shielded
-from memhier.table.side_log import SideLog
 
-__all__ = ["Added", "Mapped", "Vocabularies"]
+__all__ = ["Added", "Mapped", "Vocabularies", "decoded_ids"]
 
 Ints = NDArray[np.int64]
 
@@ -72,25 +72,20 @@ class Vocabularies:
     ----------
     specs
         All tables of the module.
+    room
+        For the ids of all tables; with None there is no limit.
     """
 
-    def __init__(self, specs: Sequence[TableSpec]) -> None:
+    def __init__(self, specs: Sequence[TableSpec], room: IdRoom | None = None) -> None:
         self._specs = specs
         self._lock = threading.Lock()
+        self._room = room
+        first = room.first_slots if room is not None else GROUP
         self._maps: dict[int, IdMap] = {
-            number: IdMap(spec.capacity, spec.id_space)
+            number: IdMap(spec.capacity, spec.id_space, first)
             for number, spec in enumerate(specs)
             if spec.id_space is not None
         }
-
-    @staticmethod
-    def side_log(specs: Sequence[TableSpec]) -> SideLog | None:
-        """Return the log that the maps of these tables need, and their DRAM; None if no table has any ids."""
-        found = [(spec.capacity, spec.id_space) for spec in specs if spec.id_space is not None]
-        if not found:
-            return None
-        records = sum(IdMap.records_for(capacity, rules) for capacity, rules in found)
-        return SideLog("ids", RECORD_BYTES, records, sum(IdMap.bytes_for(capacity, rules) for capacity, rules in found))
 
     @property
     @shielded
@@ -115,13 +110,24 @@ class Vocabularies:
 
     @shielded
     def map(self, look_ups: Sequence[Sequence[Ints]]) -> Mapped:
-        """Map a batch of training after those before; each look-up has the ids of each table."""
+        """Map a batch of training after those before; each look-up has the ids of each table.
+
+        Raises
+        ------
+        Shortage
+            When there is no room for its new ids. Nothing has changed then.
+        """
         with self._lock:
             added: list[Added] = []
-            parts, held = [], 0
-            for ids in look_ups:
-                parts.append(self._mapped_locked(ids, added))
-                held += sum(one.last_bytes for one in self._maps.values())
+            parts, held, done = [], 0, list[IdMap]()
+            try:
+                for ids in look_ups:
+                    parts.append(self._mapped_locked(ids, added, done))
+                    held += sum(one.last_bytes for one in self._maps.values())
+            except BaseException:
+                for one in reversed(done):
+                    one.undo()
+                raise
         rows = [np.concatenate(of_table) for of_table in zip(*parts, strict=True)]
         return Mapped(rows, added, len(look_ups), held)
 
@@ -152,18 +158,24 @@ class Vocabularies:
             for one in self._maps.values():
                 one.drop()
 
-    def _mapped_locked(self, ids: Sequence[Ints], added: list[Added]) -> list[Ints]:
+    def _mapped_locked(self, ids: Sequence[Ints], added: list[Added], done: list[IdMap]) -> list[Ints]:
         rows = []
         for table, some in enumerate(ids):
 
             def mapped(one: IdMap, wanted: Ints, table: int = table) -> Ints:
-                slots, new, names = one.map(wanted)
+                slots, new, names = one.map(wanted, self._spare_locked())
+                done.append(one)
                 if len(new):
                     added.append(Added(table, new, names))
                 return slots
 
             rows.append(self._rows_locked(table, some, mapped))
         return rows
+
+    def _spare_locked(self) -> int:
+        """Return how many slots more the maps may take memory for."""
+        slots = 2**62 if self._room is None else self._room.slots
+        return slots - sum(one.room for one in self._maps.values())
 
     def _found_locked(self, table: int, ids: Ints) -> Ints:
         return self._rows_locked(table, ids, IdMap.find)
@@ -199,13 +211,13 @@ class Vocabularies:
 
     def items(self, table: int) -> Iterator[tuple[Ints, Ints]]:
         """Yield rows and their ids in blocks; rows rise."""
-        for start in range(0, self._specs[table].capacity, _SLOTS):
+        for start in range(0, self._maps[table].room, _SLOTS):
             yield self._items(table, start)
 
     @shielded
     def _items(self, table: int, start: int) -> tuple[Ints, Ints]:
         with self._begun():
-            return self._maps[table].ids(start, min(start + _SLOTS, self._specs[table].capacity))
+            return self._maps[table].ids(start, start + _SLOTS)
 
     def has(self, table: int) -> bool:
         """Whether a table is for any ids."""
@@ -243,23 +255,27 @@ class Vocabularies:
     def read(self, log: RowLog, value: bytes | None, path: object) -> None:
         """Take the maps of a checkpoint: the records of the log, and the value beside them."""
         where = f"{path}: value {IDS!r}"
-        if value is None:
-            raise CorruptionError(f"{where}: is missing")
-        numbers: Mapping[str, Any] = decode_json(value, where, _CHECK)
+        numbers = decoded_ids(value, where)
         if {*numbers} != {self._specs[number].name for number in self._maps}:
             raise CorruptionError(f"{where}: belongs to other tables")
-        for number in self._maps:
-            spec, there = self._specs[number], numbers[self._specs[number].name]
-            if there.get("padding", spec.padding_id) != spec.padding_id:
-                raise FormatError(
-                    f"{path}: padding_idx={there['padding']} of table {spec.name!r} there, expected {spec.padding_id}"
-                )
         first = 0
         for table, one in self._maps.items():
-            count = IdMap.records_for(one.capacity, one.rules)
-            for start in range(0, count, _BLOCK):
-                stop = min(count, start + _BLOCK)
-                records, _ = log.read(np.arange(first + start, first + stop))
-                one.read(start, records)
-            one.complete(numbers[self._specs[table].name], f"{where}: table {self._specs[table].name!r}")
+            there = numbers[self._specs[table].name]
+            one.make_room(there["fresh"], there["fresh"] - one.room)
+            if there["fresh"] > one.room:
+                raise CorruptionError(f"{where}: more slots than table {self._specs[table].name!r} has")
+            count, groups = IdMap.records_for(one.capacity, one.rules), -(-one.capacity // GROUP)
+            for begin, end in ((0, min(-(-there["fresh"] // GROUP), groups)), (groups, count)):
+                for start in range(begin, end, _BLOCK):
+                    records, _ = log.read(first + np.arange(start, min(end, start + _BLOCK)))
+                    one.read(start, records)
+            one.complete(there, f"{where}: table {self._specs[table].name!r}")
             first += count
+
+
+def decoded_ids(value: bytes | None, where: str) -> Mapping[str, Any]:
+    """Return the numbers of each map in a checkpoint, by the name of its table."""
+    if value is None:
+        raise CorruptionError(f"{where}: is missing")
+    numbers: Mapping[str, Any] = decode_json(value, where, _CHECK)
+    return numbers

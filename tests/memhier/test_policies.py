@@ -210,6 +210,22 @@ def test_large_batches_on_both_cores(name: str) -> None:
     assert all(answer == answers[0] for answer in answers)
 
 
+def test_keys_used_once_come_and_go_among_frequent_ones() -> None:
+    """Idle keys that come after others were put in order, and have smaller scores, more of them at times than fit."""
+    frequent = np.arange(1000)
+    answers = []
+    for core in CORES:
+        with on_core(core):
+            policy = Belady(1100, half_life=10**6)
+        rng, new, batches = np.random.default_rng(5), 1000, [frequent.tolist()] * 3
+        for _ in range(60):
+            once = np.arange(new, new := new + int(rng.integers(1, 700)))
+            again = rng.choice(frequent, int(rng.integers(0, 300)), replace=False)
+            batches.append(np.concatenate([once, again]).tolist())
+        answers.append(run_batches(policy, batches, [[1, 2, 3], []], ahead=0))
+    assert all(answer == answers[0] for answer in answers)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("file", ["lirs_multi3.trace.gz", "cache2k_web07.trace.xz"])
 def test_belady_is_never_worse(core: str, data: Callable[[str], Path], file: str) -> None:

@@ -35,6 +35,9 @@ def path(tmp_path: Path) -> Path:
         ({"depth": 1.5}, TypeError, "depth=1.5"),
         ({"depth": True}, TypeError, "depth=True"),
         ({"direct": "yes"}, TypeError, "direct='yes'"),
+        ({"contexts": 0}, ValueError, "contexts=0"),
+        ({"contexts": 65}, ValueError, "contexts=65"),
+        ({"contexts": "all"}, TypeError, "contexts='all'"),
     ],
 )
 def test_bad_options(options: dict[str, Any], error: type[Exception], words: str) -> None:
@@ -105,9 +108,9 @@ def test_bad_reads_change_nothing(path: Path, arguments: dict[str, Any], error: 
 def test_the_core_guards_its_memory(path: Path) -> None:
     # Numbers that slip past Python's checks, as when another thread changes an array, must not reach memory.
     if backend.core is None:
-        core: Any = PythonPageReader(engine="python", depth=8)
+        core: Any = PythonPageReader(engine="python", depth=8, contexts=1)
     else:
-        core = backend.core.PageReader(engine="auto", depth=8)
+        core = backend.core.PageReader(engine="auto", depth=8, contexts=1)
     file = PageFile(path, None)
     handle = core.add(
         fd=file.fd, direct=file.direct, drops_cache=file.drops_cache, length=30_000, checksums=None, file=file

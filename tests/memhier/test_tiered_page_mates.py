@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from memhier import backend
 from memhier.policies import LRU, Belady, Policy
 from memhier.table.tiered import Tiered
 
@@ -103,3 +104,16 @@ def test_rows_in_the_write_queue_come_before_those_that_were_kept(tmp_path: Path
         policy.announce([1])
         with tier.prefetch([1]):
             assert tier.gather([1])[0, 0] == 6
+
+
+@pytest.mark.skipif(backend.core is None, reason="the compiled core's own")
+@pytest.mark.parametrize("few", [0, 1, 2, 7, 500])
+def test_the_core_finds_pages_as_numpy_does(few: int) -> None:
+    assert backend.core is not None
+    rng = np.random.default_rng(few)
+    for most in (3, 100, 2**51):
+        others = rng.integers(0, most, few)
+        pages = np.concatenate([rng.integers(0, most, 1000), others, [-1, 0, 2**51]])  # -1 is the page of no row
+        found = np.empty(len(pages), np.bool_)
+        backend.core.are_among(pages=pages, others=np.append(others, -1), found=found)
+        assert np.array_equal(found, np.isin(pages, others))

@@ -1,12 +1,14 @@
 """A budget is divided by configuration alone: the length of a table's log changes neither slots nor batch."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from memhier.cache.slab_memory import SlabLayout
 from memhier.errors import BudgetError
 from memhier.io.reader import Reader
 from memhier.log.index import LogIndex
@@ -15,7 +17,7 @@ from memhier.log.row_log import RowLog
 from memhier.log.tail import BLOCK_BYTES, LogTail
 from memhier.rows.rows import rows_per_page
 from memhier.store.store import Store
-from memhier.table.sizes import WRITE_BUFFERS_BYTES, log_bytes
+from memhier.table.sizes import WRITE_BUFFERS_BYTES, Sizes, TierNeeds, divide, log_bytes, policy_bytes
 from memhier.table.tiered import Tiered
 
 ROWS = 200
@@ -144,3 +146,15 @@ def test_a_share_of_the_budget_may_be_left_to_the_caller(tmp_path: Path) -> None
     for wrong in (-0.1, 1.0):
         with pytest.raises(ValueError, match="aside"):
             Tiered(tmp_path / "d", "t", np.float32, dram="16MiB", aside=wrong, **options)
+
+
+@pytest.mark.parametrize("fixed", [12_014, 24_028, 36_042])
+@pytest.mark.parametrize("rows", [10, 3000])
+def test_all_rows_have_slots_in_every_budget_above_one_that_is_enough(rows: int, fixed: int) -> None:
+    layout = SlabLayout.checked(1, np.float32, 17)
+    needs = TierNeeds(layout, 68, True, rows, min(rows, 100), policy_bytes("belady"), fixed, 1 / 8)
+    with_log = replace(needs, fixed_bytes=fixed + log_bytes(rows, 68, rows))
+    least = Sizes(with_log, 0).enough(rows)
+    for dram in range(least, least + 2000, 3):  # buffers grow by a row within these
+        sizes, _ = divide(needs, dram, rows, "belady")
+        assert sizes.solve("belady") == rows

@@ -431,3 +431,14 @@ def test_private_memory_stays_within_the_budget_with_a_checkpoint_a_step(tmp_pat
     # The last eighth is for the working memory of a step.
     assert 32 * 2**20 < held < 56 * 2**20
     assert most < 60 * 2**20
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the kernel does not count private memory")
+@pytest.mark.parametrize("ids", ["rows", "hash64"])
+def test_a_million_rows_in_use_of_a_billion_take_256_mib(tmp_path: Path, ids: str) -> None:
+    script = SCRIPT.with_name("train_within_memory.py")
+    command = [sys.executable, str(script), str(tmp_path), "256MiB", "500", "checkpoint", str(10**9), "256", "10", ids]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=800, check=True)
+    most, held = map(int, ended.stdout.split())
+    assert held <= most < 240 * 2**20

@@ -198,10 +198,10 @@ def test_shares_add_up_and_no_table_is_starved() -> None:
     for dram in (2**25, 2**26, 2**30, 2**34):
         for rows in ([10**9, 10**5], [10**5, 10**9], [10**5, 10**5], [100, 10**6]):
             groups = RowGroups([1, 0], [8, 128], rows)
-            shares = TierArguments(groups, dram, "belady", "none", None, None, None).shares
+            shares = TierArguments(groups, dram, "belady", "none", None, None).shares
             assert sum(shares) == dram
             assert min(shares) > 2**20
-    few = TierArguments(RowGroups([0, 1], [128, 8], [100, 10**9]), 2**30, "belady", "none", None, None, None)
+    few = TierArguments(RowGroups([0, 1], [128, 8], [100, 10**9]), 2**30, "belady", "none", None, None)
     assert few.shares[0] < 2**24  # all of its rows, and the buffers
 
 

@@ -327,7 +327,9 @@ def test_the_models_zero_grad_drops_gradients_that_wait(tmp_path: Path) -> None:
             one.zero_grad()
         assert torch.equal(rows_of(bag), theirs.weight)
         model(IDS).sum().backward()
+        assert bag.gradient_norm() > 0
         model.zero_grad()
+        assert bag.gradient_norm() == 0
         with pytest.raises(RuntimeError, match="take this step first"):
             bag.optimizer.step()
         bag.optimizer.zero_grad()

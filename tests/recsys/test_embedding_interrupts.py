@@ -219,3 +219,25 @@ def test_interrupted_closing_and_opening_of_tables(trained: Trained, interrupts:
         trained.reopen()
         trained.bag.close()
     made.pop().close()
+
+
+def test_an_interrupted_growth_of_a_table_for_any_ids_keeps_every_row(tmp_path: Path, interrupts: Any) -> None:
+    def opened(resume: bool = True) -> EmbeddingBag:
+        return EmbeddingBag(rows, DIM, dram="16MiB", path=tmp_path / "t", id_space="hash64", mode="sum", resume=resume)
+
+    def of(bag: EmbeddingBag) -> tuple[torch.Tensor, ...]:
+        every = torch.cat([*bag.ids()])
+        return every, bag.weights(every), bag.optimizer_state(every), bag.weights([-1])
+
+    rows = 16
+    with opened(resume=False) as bag:
+        bag(torch.arange(12).view(4, 3) - 2**62).square().sum().backward()
+        bag.checkpoint()
+        before = of(bag)
+    rows += 16
+    for _ in interrupts.every(lambda: opened().close()):
+        with opened() as bag:
+            was_made = same(of(bag), before)
+            assert was_made
+        interrupts.settled(was_made=False)
+        rows += 16  # the next one grows again

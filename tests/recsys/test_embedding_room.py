@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from memhier import backend
 from memhier.errors import BudgetError
 from memhier.recsys import SGD, Adagrad, EmbeddingBag, lookahead
 
@@ -40,10 +41,11 @@ def test_a_billion_rows_train_as_few_do(tmp_path: Path) -> None:
 
 
 def test_the_index_takes_half_of_the_budget_at_most(tmp_path: Path) -> None:
+    least = 20_000 if backend.core is not None else 8_000  # policies and maps of Python take more for a row
     for number, rows in enumerate((1000, 10**6, 3 * 10**6, 10**9, 2**40)):
         with make(tmp_path / str(number), rows, dram="32MiB") as bag:
             assert bag.tables.touched == rows if rows <= 10**6 else 10**5 < bag.tables.touched < rows
-            assert bag.tables.capacity > 20_000 or bag.tables.capacity == rows
+            assert bag.tables.capacity > least or bag.tables.capacity == rows
 
 
 def test_room_for_rows_in_use_ends_with_words_and_grows_at_a_resume(tmp_path: Path) -> None:
@@ -73,7 +75,7 @@ def test_the_way_out_of_an_index_without_room_helps_each_time(tmp_path: Path) ->
         with make(tmp_path, 10**9, dram=dram, resume=life > 0) as bag:
             room = bag.tables.touched
             assert room > filled + 1
-            assert bag.tables.capacity > 1000
+            assert bag.tables.capacity > (1000 if backend.core is not None else 800)
             bag(torch.tensor([[10**9 - 1, filled]])).sum().backward()  # the step that had no room
             bag.tables.write(0, np.arange(filled + 1, room - 1), np.ones((room - filled - 2, DIM), np.float32))
             with pytest.raises(BudgetError) as caught:

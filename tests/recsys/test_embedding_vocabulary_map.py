@@ -13,6 +13,7 @@ from memhier import backend
 from memhier.errors import CorruptionError
 from memhier.recsys import Hash64, hash64
 from memhier.recsys.embedding.ids.id_map import IdMap
+from memhier.table.shortage import Shortage
 
 Ints = NDArray[np.int64]
 EXTREMES = np.array([-(2**63), 2**63 - 1, -1, 0, 1])
@@ -182,6 +183,97 @@ def test_the_core_maps_as_python_does(rules: str) -> None:
         assert core.frames == twin.frames
         assert state_of(core) == state_of(twin)
         assert core.changed().tolist() == twin.changed().tolist()
+
+
+@pytest.mark.parametrize("rules", [*RULES])
+def test_a_map_that_grows_maps_as_one_that_has_all_its_memory(rules: str) -> None:
+    rng = np.random.default_rng(4)
+    small = replace(RULES[rules], sketch=2**16)
+    names = rng.integers(-(2**63), 2**63 - 1, 3600)
+    with mock.patch.object(backend, "core", None):
+        twin = IdMap(3001, small, room=1024)
+    whole, grown = IdMap(3001, small), IdMap(3001, small, room=1024)
+    assert grown.room == twin.room == 1024
+    for number in range(60):
+        batch = names[: 60 * (number + 1)][rng.integers(0, 60 * (number + 1), 500)]
+        wanted = whole.map(batch)
+        for one in (grown, twin):
+            for got, expected in zip(one.map(batch, 10**6), wanted, strict=True):
+                assert got.tolist() == expected.tolist()
+            assert one.changed().tolist() == whole.changed().tolist()
+        for one in (whole, grown, twin):
+            if number % 5 == 4:
+                one.begin(min(4, one.frames))
+            if number % 13 == 12:
+                one.drop()
+            if number % 17 == 16:
+                one.written()
+    assert grown.room == twin.room > 1024
+    assert grown.fresh > 1024
+    changed = whole.changed()
+    for one in (grown, twin):
+        assert one.records(changed).tobytes() == whole.records(changed).tobytes()
+        assert one.described() == whole.described()
+    again = IdMap(3001, small, room=1024)
+    again.make_room(3001, 10**6)
+    records = whole.records(np.arange(IdMap.records_for(3001, small)))
+    slots = -(-grown.fresh // 16)
+    again.read(0, records[:slots])
+    again.read(-(-3001 // 16), records[-(-3001 // 16) :])
+    again.complete(whole.described(), "here")
+    assert [part.tolist() for part in again.map(names)] == [part.tolist() for part in whole.map(names)]
+
+
+@pytest.mark.parametrize("core", [pytest.param(True, marks=needs_core), False])
+def test_a_batch_without_room_changes_nothing(core: bool) -> None:
+    rules = Hash64(admit_after=2, expire_after=40, sketch=2**16)
+    with mock.patch.object(backend, "core", backend.core if core else None):
+        ids, plain = (IdMap(5000, rules, room=1024) for _ in range(2))
+    rng = np.random.default_rng(0)
+    refused = 0
+    for number in range(60):
+        batch = rng.integers(0, 60 * number + 1, 60)
+        # Some ids of the large batch expire, some are counted, some have slots.
+        large = np.concatenate([batch, rng.integers(0, 10**6, 2000)])
+        large = np.concatenate([large, large])
+        with plain.begun(), ids.begun():
+            assert state_of(ids) == state_of(plain)
+        try:
+            ids.map(large)
+            ids.undo()
+        except Shortage:
+            refused += 1
+        assert ids.map(batch)[0].tolist() == plain.map(batch)[0].tolist()
+        for one in (ids, plain):
+            one.begin(one.frames - 1)
+        if plain.fresh > 900:
+            break
+    assert refused > 5
+
+
+@pytest.mark.parametrize("core", [pytest.param(True, marks=needs_core), False])
+@pytest.mark.parametrize("call", [1, 2, 3])
+def test_a_map_without_memory_to_grow_stays_as_it_was(core: bool, call: int) -> None:
+    with mock.patch.object(backend, "core", backend.core if core else None):
+        ids, plain = IdMap(5000, Hash64(), room=100), IdMap(5000, Hash64(), room=100)
+    batches = np.arange(300).reshape(4, 75)
+    for one in (ids, plain):
+        one.map(batches[0])
+    real, calls = np.pad, 0
+
+    def pad(*arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == call:
+            raise MemoryError
+        return real(*arguments)
+
+    with mock.patch.object(np, "pad", pad), pytest.raises(MemoryError):
+        ids.map(batches[1], 10**6)
+    for batch in batches[1:]:
+        for got, expected in zip(ids.map(batch, 10**6), plain.map(batch, 10**6), strict=True):
+            assert got.tolist() == expected.tolist()
+    assert ids.records(ids.changed()).tobytes() == plain.records(plain.changed()).tobytes()
 
 
 def test_records_bring_a_map_back() -> None:

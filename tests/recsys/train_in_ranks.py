@@ -56,7 +56,10 @@ def main(
             batches = lookahead(mine, tables, ids=lambda batch: batch[0], window=window if window > 0 else "auto")
             for _ in batches:
                 break  # an epoch that is left while ranks read
-        for batch, _ in batches:
+        for number, (batch, _) in enumerate(batches):
+            if number == 1:
+                with torch.no_grad():
+                    tables(mine[0][0] if rank else batch)  # the ids of the step on the first rank alone
             # Each sample counts differently, so that the order in which repeats add up shows.
             loss = (tables(batch).values().sin() * scale).sum()
             if kind == "twice":

@@ -238,6 +238,16 @@ class DecoderCore:
         rounding: tuple[float, float] = (0.0, 0.0),
         proven: numpy.typing.NDArray[numpy.uint8] | None = None,
     ) -> int: ...
+    def prove(
+        self,
+        *,
+        hidden: numpy.typing.NDArray[numpy.float32],
+        logits: numpy.typing.NDArray[numpy.float32],
+        rounding: tuple[float, float],
+        values: numpy.typing.NDArray[numpy.float32],
+        indices: numpy.typing.NDArray[numpy.int64],
+        proven: numpy.typing.NDArray[numpy.uint8],
+    ) -> int: ...
     def envelope(
         self,
         *,
@@ -349,6 +359,7 @@ class IdMap:
         cells: numpy.typing.NDArray[numpy.uint8],
         changed: numpy.typing.NDArray[numpy.uint8],
         numbers: numpy.typing.NDArray[numpy.int64],
+        capacity: int,
         admit_after: int,
         expire_after: int,
         evict: int,
@@ -363,7 +374,16 @@ class IdMap:
         places: numpy.typing.NDArray[numpy.int64],
     ) -> int: ...
     def find(self, *, ids: numpy.typing.NDArray[numpy.int64], slots: numpy.typing.NDArray[numpy.int64]) -> None: ...
+    def grow(
+        self,
+        *,
+        ids: numpy.typing.NDArray[numpy.int64],
+        last: numpy.typing.NDArray[numpy.uint32],
+        uses: numpy.typing.NDArray[numpy.uint32],
+        changed: numpy.typing.NDArray[numpy.uint8],
+    ) -> None: ...
     def begin(self, frames: int) -> None: ...
+    def undo(self) -> None: ...
     def rewind(self) -> None: ...
     def advance(self) -> None: ...
     def drop(self) -> None: ...
@@ -443,6 +463,12 @@ class StackDistances:
     @property
     def memory_bytes(self) -> int: ...
 
+def are_among(
+    *,
+    pages: numpy.typing.NDArray[numpy.int64],
+    others: numpy.typing.NDArray[numpy.int64],
+    found: numpy.typing.NDArray[numpy.bool_],
+) -> None: ...
 def locate(
     *,
     keys: numpy.typing.NDArray[numpy.int64],
@@ -576,10 +602,11 @@ class PostingRequest:
         filters: Sequence[int],
         floats: bool,
         start: int,
+        rows: int,
     ) -> None: ...
 
 class PageReader:
-    def __init__(self, *, engine: str, depth: int) -> None: ...
+    def __init__(self, *, engine: str, depth: int, contexts: int) -> None: ...
     def add(
         self,
         *,
@@ -874,6 +901,9 @@ def end_step(
     owner: object,
     after: dict,
 ) -> bool: ...
+def draw_distinct(
+    *, uniforms: numpy.typing.NDArray[numpy.float64], count: int, chosen: numpy.typing.NDArray[numpy.int64]
+) -> int: ...
 def draw_outside(
     *,
     positions: numpy.typing.NDArray[numpy.int64],

@@ -13,15 +13,18 @@ from memhier.errors import BudgetError
 from memhier.log.parts import LogRecord
 from memhier.policies import Policy
 from memhier.recsys.embedding.groups.row_groups import RowGroups
+from memhier.recsys.embedding.ids.hash64 import Hash64
+from memhier.recsys.embedding.ids.id_room import IdRoom
 from memhier.store.store import Store
 from memhier.table.budgets import index_bytes, shared_out, tier_costs
 from memhier.table.loader import Initial
+from memhier.table.schema import RowSchema
 from memhier.table.side_log import SideLog
-from memhier.table.sizes import TRAINING_ASIDE, TierNeeds, batch_within, rows_within
+from memhier.table.sizes import TRAINING_ASIDE, TierNeeds, batch_within, divide, rows_within
 from memhier.table.table import Options, needs_of
 from memhier.table.tiered import Tiered
 
-__all__ = ["TierArguments", "all_rows_in", "log_name", "open_tiers", "rows_in", "stats_of"]
+__all__ = ["TierArguments", "all_rows_in", "live_records", "log_name", "open_tiers", "rows_in", "stats_of"]
 
 _ROWS_MAX = 2**31 - 1
 # A budget that is enough is found to this part of it.
@@ -35,7 +38,12 @@ def log_name(group: int) -> str:
 
 def rows_in(store: Store, group: int) -> int:
     """Return the number of rows of a group that a store holds."""
-    value = store.get(f"log/{log_name(group)}")
+    return live_records(store, log_name(group))
+
+
+def live_records(store: Store, name: str) -> int:
+    """Return the number of records that a log holds, by its name."""
+    value = store.get(f"log/{name}")
     record = None if value is None else LogRecord.decode(value)
     return 0 if record is None else record.live
 
@@ -50,7 +58,13 @@ def all_rows_in(store: Store) -> int:
 
 @dataclass(frozen=True)
 class TierArguments:
-    """The arguments that all tiers of a collection share; see :class:`TableOptions`."""
+    """The arguments that all tiers of a collection share; see :class:`TableOptions`.
+
+    Attributes
+    ----------
+    maps
+        The capacity and the rules of each table for any ids, whose maps are beside the first tier.
+    """
 
     groups: RowGroups
     dram: int
@@ -58,11 +72,27 @@ class TierArguments:
     codec: str
     touched: int | None
     step_rows: int | None
-    side: SideLog | None
+    maps: Sequence[tuple[int, Hash64]] = ()
 
     def with_dram(self, dram: int) -> "TierArguments":
         """Return the same with another budget."""
         return replace(self, dram=dram)
+
+    @cached_property
+    def id_room(self) -> IdRoom | None:
+        """The room for ids in the budget; BudgetError if there is none."""
+        return IdRoom.of(self.maps, self.dram) if self.maps else None
+
+    @cached_property
+    def side(self) -> SideLog | None:
+        """The log of the maps."""
+        return None if self.id_room is None else self.id_room.log()
+
+    @cached_property
+    def _beside(self) -> int:
+        """DRAM of the first share that is the maps', of several groups; an eighth of it is set aside once more."""
+        side = self.side if len(self.groups) > 1 else None
+        return 0 if side is None else side.planned_bytes + side.planned_bytes // 4
 
     @cached_property
     def shares(self) -> list[int]:
@@ -80,26 +110,31 @@ class TierArguments:
         groups = self.groups
         if len(groups) == 1:
             return [self.dram]
-        costs = tier_costs(self._needs(), [min(rows, self._most_touched) for rows in groups.rows], self.dram)
-        return shared_out(costs, groups.weights, groups.rows, self.dram)
+        dram = self.dram - self._beside
+        costs = tier_costs(self._needs(None), [min(rows, self._most_touched) for rows in groups.rows], dram)
+        found = shared_out(costs, groups.weights, groups.rows, dram)
+        return None if found is None else [found[0] + self._beside, *found[1:]]
 
-    def _least_dram(self, fits: Callable[[list[int]], bool]) -> int:
-        """Return a budget whose shares are enough."""
+    def _least_dram(self, fits: Callable[[list[int]], bool], stored: Sequence[int] | None = None) -> int:
+        """Return a budget whose shares are enough; and, where so many rows are stored, have room for the tiers."""
         dram = self.dram
-        while (shares := self.with_dram(dram).possible_shares()) is None or not fits(shares):
+        while True:
+            larger = self.with_dram(dram)
+            shares = larger.possible_shares()
+            if shares is not None and fits(shares) and (stored is None or larger.have_room(stored)):
+                return dram
             dram += dram // _GROWTH
-        return dram
 
     @property
     def _most_touched(self) -> int:
         return _ROWS_MAX if self.touched is None else self.touched
 
-    def _needs(self) -> list[TierNeeds]:
+    def _needs(self, side: SideLog | None) -> list[TierNeeds]:
         found = []
         for group, (width, rows) in enumerate(zip(self.groups.widths, self.groups.rows, strict=True)):
             options = Options(
                 "", log_name(group), SlabLayout.checked(1, np.float32, width), 1, self.dram, self.policy, None,
-                self.codec, rows, self.batch_of(group), None, TRAINING_ASIDE, None if group else self.side,
+                self.codec, rows, self.batch_of(group), None, TRAINING_ASIDE, None if group else side,
             )  # fmt: skip
             found.append(needs_of(options, is_beside=group > 0))
         return found
@@ -125,11 +160,28 @@ class TierArguments:
 
         Otherwise it grows with the rows that are stored, as long as it leaves half of the share and some buffers.
         """
-        row_bytes, total, dram = 4 * self.groups.widths[group], self.groups.rows[group], self.shares[group]
+        row_bytes, total = 4 * self.groups.widths[group], self.groups.rows[group]
+        dram = self.shares[group] - (0 if group else self._beside)
         if rows_within(dram // 2, row_bytes, total) == total:
             return total
         first, most = (rows_within(part, row_bytes, total) for part in index_bytes(dram, row_bytes, total))
         return min(max(first, min(stored + stored // 2, most), stored), total, _ROWS_MAX)
+
+    def check(self, store: Store, stored: Sequence[int]) -> None:
+        """Raise BudgetError without room for tiers of so many rows, FormatError where the store has rows of others."""
+        if not self.have_room(stored):
+            enough = self._least_dram(lambda shares: True, stored)
+            raise BudgetError(
+                f"dram={format_bytes(self.dram)}: too little for the maps of ids, the logs and a row; dram={enough} "
+                "would be enough"
+            )
+        for group, width in enumerate(self.groups.widths):
+            RowSchema(store, log_name(group), SlabLayout.checked(1, np.float32, width), self.codec).check()
+
+    def have_room(self, stored: Sequence[int]) -> bool:
+        """Whether the shares have room for tiers of so many rows."""
+        needs = zip(self._needs(self.side), self.shares, self.index_rows(stored), strict=True)
+        return all(divide(need, share, rows, self.policy)[0].fits(self.policy) for need, share, rows in needs)
 
     def dram_for(self, group: int, share: int) -> int:
         """Return a budget of which a group gets a share."""

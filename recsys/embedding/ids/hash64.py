@@ -40,8 +40,9 @@ class Hash64:
         When all rows are in use, a 64th of them is taken from the ids used least recently (``"lru"``) or least often
         (``"lfu"``). None keeps them: ids that come later stay without a row until others expire.
     sketch
-        Counts of the sketch, one byte each: a multiple of 256. By default 8 for each row, if `admit_after` is above 1.
-        Each sighting halves eight of them, so all are halved once in as many sightings as an eighth of the sketch.
+        Counts of the sketch, one byte each: a multiple of 256. By default 8 for each row, if `admit_after` is above 1,
+        and at a resume as many as there are. Each sighting halves eight of them, so all are halved once in as many
+        sightings as an eighth of the sketch.
     pending
         The most look-ups whose gradients may wait at once. Ids of so many last look-ups keep their rows.
 

@@ -11,6 +11,7 @@ from memhier import backend
 from memhier.errors import CorruptionError
 from memhier.recsys.embedding.ids.hash64 import CELLS_BLOCK, Hash64
 from memhier.recsys.embedding.ids.python_id_map import PythonIdMap
+from memhier.table.shortage import Shortage
 
 if TYPE_CHECKING:
     from memhier_native._core import IdMap as NativeIdMap
@@ -48,27 +49,32 @@ class IdMap:
     Parameters
     ----------
     capacity
-        The number of slots.
+        The most slots.
     rules
         When ids get slots and lose them.
+    room
+        Slots that memory is taken for at once; :meth:`make_room` takes more as ids come. All by default.
 
     Attributes
     ----------
+    room
+        Slots that memory is there for.
     numbers
         int64: batches so far; the first free slot, -1 for none; slots ever used; slots in use; place of the sketch's
         hand.
     """
 
-    def __init__(self, capacity: int, rules: Hash64) -> None:
+    def __init__(self, capacity: int, rules: Hash64, room: int | None = None) -> None:
         cells = rules.cells(capacity)
         self.capacity = capacity
+        self.room: int = capacity if room is None else min(capacity, room)
         self.rules = rules
         self._groups = -(-capacity // GROUP)
-        self._ids: Ints = np.zeros(capacity, np.int64)
-        self._last = np.zeros(capacity, np.uint32)
-        self._uses = np.zeros(capacity, np.uint32)
+        self._ids: Ints = np.zeros(self.room, np.int64)
+        self._last = np.zeros(self.room, np.uint32)
+        self._uses = np.zeros(self.room, np.uint32)
         self._cells: Bytes = np.zeros(cells, np.uint8)
-        self._changed: Bytes = np.zeros(self._groups + cells // CELLS_BLOCK, np.uint8)
+        self._changed: Bytes = np.zeros(self._groups_there + cells // CELLS_BLOCK, np.uint8)
         self.numbers: Ints = np.array([0, -1, 0, 0, 0], np.int64)
         make: Any = PythonIdMap if backend.core is None else backend.core.IdMap
         self._core: NativeIdMap | PythonIdMap = make(
@@ -78,6 +84,7 @@ class IdMap:
             cells=self._cells,
             changed=self._changed,
             numbers=self.numbers,
+            capacity=capacity,
             admit_after=rules.admit_after,
             expire_after=rules.expire_after or 0,
             evict={None: 0, "lru": 1, "lfu": 2}[rules.evict],
@@ -89,6 +96,29 @@ class IdMap:
         """Return the DRAM of such a map, without frames, in bytes: 32.1 for each slot, and the sketch."""
         cells = rules.cells(capacity)
         return (ENTRY.itemsize + _INDEX_BYTES) * capacity + cells + IdMap.records_for(capacity, rules)
+
+    @property
+    def _groups_there(self) -> int:
+        return -(-self.room // GROUP)
+
+    @property
+    def fresh(self) -> int:
+        """Slots that were ever used."""
+        return int(self.numbers[2])
+
+    def make_room(self, new: int, spare: int) -> None:
+        """Take memory for so many new ids, mostly by a quarter, but not for more than `spare` slots more."""
+        needed = min(self.capacity, self.fresh + new)
+        if needed > self.room and spare > 0:
+            self._grow(min(self.capacity, self.room + spare, max(needed, self.room + min(self.room, spare) // 4)))
+
+    def _grow(self, room: int) -> None:
+        # In this order: where memory runs out nothing has changed.
+        added, more = room - self.room, -(-room // GROUP) - self._groups_there
+        ids, last, uses = np.pad(self._ids, (0, added)), np.pad(self._last, (0, added)), np.pad(self._uses, (0, added))
+        changed = np.insert(self._changed, self._groups_there, np.zeros(more, np.uint8))
+        self._core.grow(ids=ids, last=last, uses=uses, changed=changed)
+        self.room, self._ids, self._last, self._uses, self._changed = room, ids, last, uses, changed
 
     @staticmethod
     def records_for(capacity: int, rules: Hash64) -> int:
@@ -115,13 +145,15 @@ class IdMap:
         """DRAM of the newest frame, in bytes."""
         return self._core.last_bytes()
 
-    def map(self, ids: Ints) -> tuple[Ints, Ints, Ints]:
+    def map(self, ids: Ints, spare: int = 0) -> tuple[Ints, Ints, Ints]:
         """Map a batch of training after those before, as a frame of its own.
 
         Parameters
         ----------
         ids
             int64 [n].
+        spare
+            Slots more that the map may take memory for.
 
         Returns
         -------
@@ -129,11 +161,21 @@ class IdMap:
             int64 [n]; -1 for an id without one.
         added, ids_added : numpy.ndarray
             int64: the slots that were given out, and their ids.
+
+        Raises
+        ------
+        Shortage
+            When new ids need more room. Nothing has changed then.
         """
         if self.numbers[0] == _BATCHES_MAX:
             raise OverflowError(f"a table for any ids takes {_BATCHES_MAX} look-ups in training, and has had them")
         slots, added, places = np.empty(len(ids), np.int64), np.empty(len(ids), np.int64), np.empty(len(ids), np.int64)
         count = self._core.map(ids=ids, slots=slots, added=added, places=places)
+        if count < 0:
+            self.make_room(len(np.unique(ids[self.find(ids) < 0])), spare)
+            count = self._core.map(ids=ids, slots=slots, added=added, places=places)
+        if count < 0:
+            raise Shortage("ids: no room for new ones", "ids", needed=len(ids), room=self.room, enough=self.capacity)
         return slots, added[:count].copy(), ids[places[:count]]
 
     def find(self, ids: Ints) -> Ints:
@@ -141,6 +183,10 @@ class IdMap:
         slots = np.empty(len(ids), np.int64)
         self._core.find(ids=ids, slots=slots)
         return slots
+
+    def undo(self) -> None:
+        """Take the last batch back, which did not begin."""
+        self._core.undo()
 
     def begin(self, frames: int) -> None:
         """Take the changes of the first frames as final."""
@@ -174,14 +220,16 @@ class IdMap:
 
     def changed(self) -> Ints:
         """Return the numbers of the records that changed since the last call of :meth:`written`, rising."""
-        return np.flatnonzero(self._changed)
+        numbers = np.flatnonzero(self._changed)
+        numbers[numbers >= self._groups_there] += self._groups - self._groups_there
+        return numbers
 
     def records(self, numbers: Ints) -> Bytes:
         """Return records by their numbers, which rise, uint8 [n, 256]."""
         groups = numbers[: np.searchsorted(numbers, self._groups)]
         entries = np.zeros((len(groups), GROUP), ENTRY)
         slots = groups[:, None] * GROUP + np.arange(GROUP)
-        there = slots < self.capacity
+        there = slots < self.room
         for name, values in (("id", self._ids), ("last", self._last), ("uses", self._uses)):
             entries[name][there] = values[slots[there]]
         blocks = self._cells.reshape(-1, CELLS_BLOCK)[numbers[len(groups) :] - self._groups]
@@ -196,7 +244,7 @@ class IdMap:
         slots = min(self._groups, first + len(records)) - first
         if slots > 0:
             entries = np.ascontiguousarray(records[:slots]).view(ENTRY).reshape(-1)
-            part = slice(first * GROUP, min(self.capacity, (first + slots) * GROUP))
+            part = slice(first * GROUP, min(self.room, (first + slots) * GROUP))
             entries = entries[: part.stop - part.start]
             self._ids[part], self._last[part], self._uses[part] = entries["id"], entries["last"], entries["uses"]
         blocks = records[max(0, slots) :]
@@ -209,7 +257,7 @@ class IdMap:
         batches, free, fresh, live, hand = self.numbers.tolist()
         used = self._uses != 0
         hands = max(1, len(self._cells) // 8)
-        fits = fresh <= self.capacity and not used[fresh:].any() and int(np.count_nonzero(used)) == live
+        fits = fresh <= self.room and not used[fresh:].any() and int(np.count_nonzero(used)) == live
         if not fits or hand >= hands or (used.any() and int(self._last[used].max()) > batches):
             raise CorruptionError(f"{where}: its slots do not match its counts")
         for _ in range(fresh - live):

@@ -28,6 +28,10 @@ class _Frame:
     numbers: Ints
 
 
+class _NoRoom(Exception):
+    pass
+
+
 class PythonIdMap:
     """The core's ``IdMap``: see ``id_map.hpp`` for the arrays and the rules."""
 
@@ -38,10 +42,14 @@ class PythonIdMap:
         self._cells = cells
         self._words = cells.view("<u8")
         self._rules = rules
-        self._capacity = len(ids)
         self._groups = -(-len(ids) // _GROUP)
         self._index: dict[int, int] = {}
         self._frames: list[_Frame] = []
+
+    def grow(self, *, ids: Ints, last: Any, uses: Any, changed: Any) -> None:
+        """Take larger arrays with the same values."""
+        self._ids, self._last, self._uses, self._changed = ids, last, uses, changed
+        self._groups = -(-len(ids) // _GROUP)
 
     def reindex(self) -> bool:
         """Build the index anew; False if an id has two slots."""
@@ -56,17 +64,24 @@ class PythonIdMap:
 
     def bytes(self) -> int:
         """Return about the DRAM of index and frames."""
-        return 16 * self._capacity + sum(24 * len(one.entries) + 16 * len(one.words) for one in self._frames)
+        return 16 * len(self._ids) + sum(24 * len(one.entries) + 16 * len(one.words) for one in self._frames)
 
     def last_bytes(self) -> int:
         """Return about the DRAM of the newest frame."""
         return sum(24 * len(one.entries) + 16 * len(one.words) for one in self._frames[-1:])
 
     def map(self, *, ids: Ints, slots: Ints, added: Ints, places: Ints) -> int:
-        """Give each id its slot; return how many were given out."""
+        """Give each id its slot; return how many were given out, -1 if there is no room for them."""
         self._frames.append(_Frame([], [], self._numbers.copy()))
         self._numbers[_BATCHES] += 1
         self._barren = False
+        try:
+            return self._map(ids, slots, added, places)
+        except _NoRoom:
+            self.undo()
+            return -1
+
+    def _map(self, ids: Ints, slots: Ints, added: Ints, places: Ints) -> int:
         wanted = ids.tolist()
         for at, number in enumerate(wanted):
             slot = self._index.get(number, -1)
@@ -101,6 +116,10 @@ class PythonIdMap:
         """Take the first frames as final."""
         check_int("frames", frames, 0, len(self._frames))
         del self._frames[:frames]
+
+    def undo(self) -> None:
+        """Go back over the newest frame, and forget it."""
+        self._trade(self._frames.pop(), back=True)
 
     def rewind(self) -> None:
         """Go back over all frames."""
@@ -148,7 +167,7 @@ class PythonIdMap:
 
     def _allocate(self, number: int) -> int:
         numbers = self._numbers
-        if numbers[_FREE] < 0 and numbers[_FRESH] == self._capacity and not self._collect():
+        if numbers[_FREE] < 0 and numbers[_FRESH] == self._rules["capacity"] and not self._collect():
             return -1
         slot = int(numbers[_FREE])
         if slot >= 0:
@@ -156,6 +175,8 @@ class PythonIdMap:
             numbers[_FREE] = self._ids[slot]
         else:
             slot = int(numbers[_FRESH])
+            if slot == len(self._ids):
+                raise _NoRoom
             self._note(slot)
             numbers[_FRESH] += 1
         self._index[number] = slot
@@ -168,7 +189,7 @@ class PythonIdMap:
             return False
         ages, after = self._now - self._last.astype(np.int64), self._rules["expire_after"]
         leaving = np.flatnonzero(ages > after) if after else np.empty(0, np.int64)
-        share = max(1, self._capacity // _SHARE)
+        share = max(1, self._rules["capacity"] // _SHARE)
         others = np.empty(0, np.int64)
         if len(leaving) < share and self._rules["evict"]:
             may = (ages >= self._rules["pending"]) & (self._uses != 0)

@@ -50,9 +50,10 @@ def lookahead(
         The module of tables, or a model with one or several such modules.
     ids
         Returns the argument, or a tuple of the arguments, that the training step for a batch gives to the module of
-        tables; or a list of these, if it looks up several times. A look-up may also have part of the ids of one. Of a
-        model with several such modules: a dict with these by the names of the modules in ``model.named_modules()``.
-        :func:`trace_ids` makes one of a step. It is not called while every row has a slot and none has to be read.
+        tables; or a list of these, if it looks up several times. A look-up may also take part of the ids of one. For a
+        model with several such modules: a dict with these, by the names of the modules in ``model.named_modules()``.
+        :func:`trace_ids` makes such a function from one step. It is not called while every row has a slot and none has
+        to be read.
     window
         Batches known beyond those being fetched. ``"auto"`` grows the window until every row in DRAM is known to be
         needed again, or until the waiting batches fill the sixteenth of the tables' DRAM that is set aside for them. A

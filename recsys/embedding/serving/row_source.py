@@ -54,6 +54,15 @@ class OpenedRows:
         check_ids(self._specs[table], ids, asked)
         return ids
 
+    def padding_row(self, table: int, padding: int) -> int:
+        """Return the row of the padding; ValueError for another one than a table for any ids was trained with."""
+        spec = self._specs[table]
+        if spec.id_space is None:
+            return padding % spec.rows
+        if padding != spec.padding_id:
+            raise ValueError(f"padding_idx={padding}: table {spec.name!r} was trained with {spec.padding_id}")
+        return spec.padding_row
+
     def ids(self, table: int) -> Ints:
         """Return the ids of a table for any ids, int64 [n], in the order of their rows."""
         return self._ids[table].in_order()
@@ -141,17 +150,9 @@ class RowSource(Closing):
         if mode not in MODES:
             raise ValueError(f"mode={mode!r}: expected one of {', '.join(map(repr, MODES))}")
         flat, begins, weights = as_bags(input, offsets, per_sample_weights, mode)
-        padding = -1 if padding_idx is None else self._padding_row(table, int(padding_idx))
-        bags = Bags(table, flat, begins, MODES[mode], weights, padding, include_last_offset)
-        return self.pooled(self.opened(), table, bags)
-
-    def _padding_row(self, table: int, padding: int) -> int:
-        spec = self.specs[table]
-        if spec.id_space is None:
-            return padding % spec.rows
-        if padding != spec.padding_id:
-            raise ValueError(f"padding_idx={padding}: table {spec.name!r} was trained with {spec.padding_id}")
-        return spec.padding_row
+        read = self.opened()
+        padding = -1 if padding_idx is None else read.padding_row(table, int(padding_idx))
+        return self.pooled(read, table, Bags(table, flat, begins, MODES[mode], weights, padding, include_last_offset))
 
     def pooled(self, read: OpenedRows, table: int, bags: Bags) -> Tensor:
         """Return pooled rows of a table, float32 [bags, dim], for its ids, from those of :meth:`opened`."""

@@ -14,7 +14,7 @@ from memhier.fields import decode_json, described, integer, mapping, one_of, opt
 from memhier.io.reader import Reader
 from memhier.log.committed_rows import CommittedRows
 from memhier.recsys.embedding.groups.row_groups import RowGroups
-from memhier.recsys.embedding.groups.tiers import log_name, rows_in
+from memhier.recsys.embedding.groups.tiers import live_records, log_name, rows_in
 from memhier.recsys.embedding.ids.hash64 import CELLS_BLOCK, Hash64
 from memhier.recsys.embedding.ids.id_map import ENTRY, GROUP, RECORD_BYTES, in_use
 from memhier.recsys.embedding.initial import Initial, Normal, TableSpec, Uniform
@@ -48,9 +48,11 @@ _CHECK = record({"made": record({
 })})  # fmt: skip
 
 
-_IDS_CHECK = mapping(record({"batches": integer(0, 2**32), "live": integer(0, 2**31)}, {
+_IDS_CHECK = mapping(record({
+    "batches": integer(0, 2**32), "live": integer(0, 2**31), "fresh": integer(0, 2**31),
+}, {
     "padding": optional(integer(-(2**63), 2**63)), "expire_after": optional(integer(1, 2**32)),
-    **dict.fromkeys(("free", "fresh", "hand"), _anything),
+    **dict.fromkeys(("free", "hand"), _anything),
 }))  # fmt: skip
 
 
@@ -61,6 +63,8 @@ class TableDescription:
     ----------
     specs, seed
         Of the tables.
+    kept
+        All that their trainer said of them, but for the rows of tables that may grow.
     groups
         The tables that share a log. The width of a row includes the optimizer's state.
     maps
@@ -76,6 +80,8 @@ class TableDescription:
         if raw is None:
             raise FormatError(f"{store.path}: a tier without tables; expected the folder of an EmbeddingBag or others")
         self.made: dict[str, Any] = decode_json(raw, f"{store.path}: value {KEY!r}", _CHECK)["made"]
+        tables = [table | {"rows": 0} if "id_space" in table else table for table in self.made["tables"]]
+        self.kept: dict[str, Any] = self.made | {"tables": tables}
         unknown = sorted({*self.made} - _KNOWN)
         if unknown:
             raise FormatError(f"{store.path}: tables with {unknown[0]!r}, which TableReader does not serve")
@@ -137,8 +143,7 @@ class TableGeneration:
             index += min(_doubled(CommittedRows.bytes_for(live, total)), most)
         ids = sum(ServedIds.bytes_for(numbers["live"]) for numbers in about.maps.values())
         if about.maps:
-            records = _records(about)
-            ids += CommittedRows.bytes_for(records, records)
+            ids += CommittedRows.bytes_for(live_records(store, "ids"), _records(about))
         return index + _doubled(store.memory_bytes) + (_doubled(ids) if ids else 0)
 
     @property
@@ -237,8 +242,9 @@ def _read_ids(store: Store, about: TableDescription, reader: Reader) -> dict[int
             continue
         slots, sketch = _record_counts(table)
         numbers, parts = about.maps[spec.name], []
-        for start in range(0, slots, _BLOCK):
-            stop = min(start + _BLOCK, slots)
+        there = min(slots, -(-numbers["fresh"] // GROUP))
+        for start in range(0, max(1, there), _BLOCK):
+            stop = min(start + _BLOCK, there)
             places = log.places(np.arange(first + start, first + stop))
             entries = np.zeros((stop - start, GROUP), ENTRY)
             entries[places >= 0] = log.read(places[places >= 0]).view(ENTRY)

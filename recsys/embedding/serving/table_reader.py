@@ -109,7 +109,7 @@ class TableReader(RowSource):
             try:
                 about = TableDescription(store)
                 self.specs: tuple[TableSpec, ...] = about.specs
-                self._fit_cache(store, about)
+                self._fit_cache(store, about, anew=True)
                 self._generation = TableGeneration(store, about, self._reader)
             except BaseException:
                 store.close()
@@ -208,16 +208,16 @@ class TableReader(RowSource):
             try:
                 about = TableDescription(following)
                 others = FormatError(f"{following.path}: other tables lie there now; open them with TableReader")
-                if about.made != before.about.made:
+                if about.kept != before.about.kept:
                     raise others
-                self._fit_cache(following, about)
+                self._fit_cache(following, about, anew=about.specs != before.about.specs)
                 generation = TableGeneration(following, about, self._reader)
                 if not generation.follows(before):
                     raise others
             except BaseException:
                 following.close()
                 raise
-            self._generation = generation
+            self.specs, self._generation = about.specs, generation
             before.store.leave()
             return True
 
@@ -285,8 +285,8 @@ class TableReader(RowSource):
                 return number
         raise ValueError(f"tables: no {wanted.name!r}; there are {[spec.name for spec in self.specs]}")
 
-    def _fit_cache(self, store: Store, about: TableDescription) -> None:
-        """Make the caches as large as a generation leaves room for; they begin anew only if one has to shrink."""
+    def _fit_cache(self, store: Store, about: TableDescription, anew: bool) -> None:
+        """Make the caches as large as a generation leaves room for, `anew` or if one has to shrink."""
         held = TableGeneration.room_for(store, about)
         fixed = 2 * held + REPLAY_BYTES + reader_bytes(self._reader, self._threads)
         groups, dims = about.groups, about.dims
@@ -303,9 +303,7 @@ class TableReader(RowSource):
                 f"rows, checksums and buffers; dram={max(enough, fixed + call_bytes + least)} would be enough"
             )
         shares = shared_out([partial(mul, size) for size in each], groups.weights, groups.rows, room) or []
-        if not self.call_rows or any(
-            cache.memory_bytes > share for cache, share in zip(self._caches, shares, strict=True)
-        ):
+        if anew or any(cache.memory_bytes > share for cache, share in zip(self._caches, shares, strict=True)):
             self._caches = [
                 RowCache(min(share, size * rows), dim, "f4", calls)
                 for share, size, rows, dim in zip(shares, each, groups.rows, dims, strict=True)

@@ -124,9 +124,10 @@ class ShardLookUps(LookUps):
         """Return the largest of the sizes of all ranks, which read their loaders in step."""
         return max(largest for (largest,) in self.ahead.all([size]))
 
-    def exchange_of(self, ids: list[Ints]) -> tuple[Exchange, bool]:
-        """Return the exchange of a step, and whether it was made ahead."""
-        is_planned = self.planned is not None and all(map(np.array_equal, self.planned[0].ids, ids))
+    def exchange_of(self, ids: list[Ints], trains: bool) -> tuple[Exchange, bool]:
+        """Return the exchange of a look-up, and whether it was made ahead."""
+        # Without training all ranks ask: ids may equal those of the step on some of them alone.
+        is_planned = trains and self.planned is not None and all(map(np.array_equal, self.planned[0].ids, ids))
         exchange: Exchange = self.planned[0] if self.planned and is_planned else self._ask(ids, self.now)
         late = self._late
         if late is not None and (late.following is None or late.following() is not exchange):

@@ -134,9 +134,9 @@ class ShardedEmbeddingBagCollection(TableModule):
         look_ups, trains = self.look_ups, self._trains
         look_up = look_ups.begin(trains)
         # All ranks know already that a batch that was read ahead is in order.
-        with refused_together(look_ups.now) if look_ups.planned is None else nullcontext():
+        with nullcontext() if trains and look_ups.planned is not None else refused_together(look_ups.now):
             bags = self._parser.bags_of(features)
-        exchange, is_planned = look_ups.exchange_of([bag.indices.numpy() for bag in bags])
+        exchange, is_planned = look_ups.exchange_of([bag.indices.numpy() for bag in bags], trains)
         rows = (look_ups.rows_of if is_planned else look_ups.rows_now)(exchange, trains)
         samples = [bag.weights for bag in bags]
         step = _Step(rows, exchange, bags, look_up, trains, self._crossing())

@@ -38,18 +38,18 @@ class EmbeddingBag(OneTable):
     path
         A folder on SSD for this module alone.
     seed, initial
-        The first values depend on these and the row alone; :meth:`initial_weights` returns them.
+        The first values depend only on these and on the row; :meth:`initial_weights` returns them.
     id_space
         ``"rows"``: ids are rows, 0 to ``num_embeddings - 1``. ``"hash64"``: ids are any int64, such as
         :func:`memhier.recsys.hash64` makes of words. Each gets one of `num_embeddings` rows of its own as it comes in
-        training; :class:`memhier.recsys.Hash64` has options for that. Ids without a row share one more, which is zeros
-        at first. Evaluation gives no rows.
+        training, so 10**9 is as cheap as few; :class:`memhier.recsys.Hash64` has options for that. Ids without a row
+        share one more, which is zeros at first. Evaluation gives no rows.
     resume
-        Go on from the checkpoint in `path`, with its hyperparameters.
+        Go on from the checkpoint in `path`, with its hyperparameters. A table for any ids may get more rows by that.
     update
         ``"backward"``: the backward pass applies gradients, and ``zero_grad()`` does not take that back. ``"step"``:
-        ``module.optimizer.step()`` does. Scaled losses, as of `torch.amp.GradScaler`, and backward passes that are
-        no step, such as probes of gradients, micro-batches and batches that are skipped, need ``"step"``: see Notes.
+        ``module.optimizer.step()`` does. Scaled losses, as of `torch.amp.GradScaler`, and backward passes that are not
+        a step, such as probes of gradients, micro-batches and batches that are skipped, need ``"step"``: see Notes.
     policy, codec
         The rule that keeps rows in DRAM, and the encoding of rows on SSD; see :class:`memhier.table.tiered.Tiered`. A
         codec that rounds needs an optimizer without state, SGD without momentum: beside large weights small state would
@@ -87,11 +87,11 @@ class EmbeddingBag(OneTable):
 
     With ``update="backward"`` the rows have been trained when the backward pass ends, so `torch.amp.GradScaler.scale`
     refuses a loss that comes from them. It does not notice other scalers, losses scaled by hand, and look-ups inside of
-    ``torch.utils.checkpoint`` with ``use_reentrant=True``. With ``update="step"`` call
-    ``scale_gradients(1 / scaler.get_scale())`` before ``module.optimizer.step()``. A backward pass whose gradients are
-    zeroed before a step has trained the rows as well. The next step of `module.optimizer`, or of an optimizer of all
-    parameters of the model, warns of it, and raises if such passes come before each step; nothing tells of it where
-    no such optimizer is stepped. A step without gradients of rows counts as none, as in torch after ``zero_grad()``.
+    ``torch.utils.checkpoint`` with ``use_reentrant=True``. With ``update="step"`` call ``scale_gradients(1 /
+    scaler.get_scale())`` before ``module.optimizer.step()``. A backward pass whose gradients are zeroed before a step
+    has trained the rows as well. The next step of `module.optimizer`, or of an optimizer of all parameters of the
+    model, warns of it, and raises if such passes come before each step. If no such optimizer makes a step, there is no
+    warning. A step without gradients of rows does not count, as in torch after ``zero_grad()``.
 
     Examples
     --------

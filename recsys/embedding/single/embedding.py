@@ -32,7 +32,7 @@ class Embedding(OneTable):
     padding_idx
         A row without a gradient, as in torch: zeros at first, and returned as it is.
     optimizer, dram, path, seed, initial, id_space, resume, update, policy, codec, touched, step_rows, device
-        As of :class:`EmbeddingBag`, which see for errors, too.
+        As of :class:`EmbeddingBag`; so are the errors.
 
     Examples
     --------

@@ -41,8 +41,9 @@ class BeladyWindow {
   }
 
   std::size_t bytes() const {
-    const std::size_t entry_bytes = sizeof(Entry) + sizeof(Link) + sizeof(Score);
-    const std::size_t scratch = numbers_.capacity() + passed_.capacity() + 2 * evicted_.capacity();
+    const std::size_t entry_bytes = sizeof(Entry) + sizeof(Link);
+    const std::size_t scratch =
+        numbers_.capacity() + leaving_.capacity() + passed_.capacity() + 2 * evicted_.capacity();
     return sizeof *this + table_.bytes() + entries_.capacity() * entry_bytes + by_score_.bytes() + uses_.bytes() +
            turns_.bytes() + waiting_.bytes() + scratch * sizeof(std::uint32_t);
   }
@@ -185,18 +186,16 @@ class BeladyWindow {
     rescale();
     const double weight = std::ldexp(1.0 + static_cast<double>(clock_ % half_life_) / static_cast<double>(half_life_),
                                      static_cast<int>(clock_ / half_life_ - base_));
+    stop_all_waiting(turn_);
     for (std::uint32_t use = batch.first; use != batch.first + batch.count; ++use) {
       if (use + kAhead - batch.first < written_ - batch.first) prefetch_entry(uses_[use + kAhead].entry);
       const std::uint32_t number = uses_[use].entry;
       Entry& entry = entries_[number];
       if (hit != nullptr) *hit++ = entry.resident;
-      if (entry.resident)
-        stop_waiting(number, turn_);
-      else
-        ++resident_;
+      resident_ += !entry.resident;
       entry.resident = true;
-      scores_[number].uses += weight;
-      scores_[number].last = ++accesses_;
+      entry.score.uses += weight;
+      entry.score.last = ++accesses_;
       if (--entry.uses > 0) {
         entry.next = uses_[use].next;
         wait(number, uses_[entry.next].turn);
@@ -213,7 +212,8 @@ class BeladyWindow {
     idle.reserve(idle_);
     for (std::uint32_t number = 0; number < table_.numbers(); ++number)
       if (is_idle(number)) idle.push_back(number);
-    std::sort(idle.begin(), idle.end(), [&](auto a, auto b) { return scores_[a].last < scores_[b].last; });
+    std::sort(idle.begin(), idle.end(),
+              [&](auto a, auto b) { return entries_[a].score.last < entries_[b].score.last; });
     for (const std::uint32_t number : idle) evict(number);
   }
 
@@ -233,6 +233,7 @@ class BeladyWindow {
     std::uint32_t held : 30 = 0;  // the last step that held it
     std::uint32_t resident : 1 = 0;
     std::uint32_t by_score : 1 = 0;  // whether `by_score_` has it; it may have entries that are not idle any more
+    Score score;
   };
   struct Use {
     std::uint32_t entry;
@@ -249,11 +250,9 @@ class BeladyWindow {
     if (count <= entries_.size()) return;
     count = std::max(count, entries_.size() + entries_.size() / 16);
     links_.reserve(count);  // a resize alone would double it
-    scores_.reserve(count);
     entries_.reserve(count);
     by_score_.reserve(count);
     links_.resize(count);
-    scores_.resize(count);
     entries_.resize(count);  // last, as its size says that all have grown
   }
 
@@ -266,7 +265,6 @@ class BeladyWindow {
         number = table_.insert(keys[i]);
         if (entries_[number].by_score != 0) forget_absent();
         entries_[number] = {};
-        scores_[number] = {};
       } else if (entries_[number].uses > 0 && uses_[entries_[number].latest].turn == end_) {
         return;  // a repeat
       }
@@ -314,7 +312,6 @@ class BeladyWindow {
 
   void prefetch_entry(std::uint32_t number) const {
     __builtin_prefetch(&entries_[number], 1);
-    __builtin_prefetch(&scores_[number], 1);
     __builtin_prefetch(&links_[number], 1);
   }
 
@@ -322,24 +319,28 @@ class BeladyWindow {
   // namely zero, and then go by their last access.
   void rescale() {
     for (; clock_ / half_life_ - base_ >= kRescale; base_ += kRescale) {
-      for (Score& score : scores_) score.uses = std::ldexp(score.uses, -kRescale);
+      for (Entry& entry : entries_) entry.score.uses = std::ldexp(entry.score.uses, -kRescale);
       by_score_.renew([&](std::uint32_t number, Score& score) {
-        score = scores_[number];
+        score = entries_[number].score;
         return true;
       });
     }
   }
 
   void make_room(std::size_t count) {
+    leaving_.clear();
     passed_.clear();
+    leaving_.reserve(count);
     evicted_.reserve(count);
     for (std::uint32_t number; count > 0 && (number = pop_idle()) != IdleHeap::none;) {
-      if (entries_[number].held == mark_) {
-        passed_.push_back(number);
-        continue;
-      }
-      evict(number);
-      --count;
+      const bool held = entries_[number].held == mark_;
+      (held ? passed_ : leaving_).push_back(number);
+      count -= !held;
+    }
+    for (std::size_t i = 0; i < leaving_.size(); ++i) {
+      if (i + kAhead < leaving_.size()) table_.prefetch_number(leaving_[i + kAhead]);
+      if (i + kAhead / 2 < leaving_.size()) table_.prefetch(table_.token(table_.key(leaving_[i + kAhead / 2])));
+      evict(leaving_[i]);
     }
     for (const std::uint32_t number : passed_) rank(number);
     for (std::uint32_t turn = end_; count > 0;) {
@@ -385,17 +386,23 @@ class BeladyWindow {
 
   void rank(std::uint32_t number) {
     entries_[number].by_score = 1;
-    by_score_.push(number, scores_[number]);
+    by_score_.push(number, entries_[number].score);
   }
 
   // Takes the idle entry with the smallest score out of `by_score_`.
   std::uint32_t pop_idle() {
     for (Score score;;) {
-      const std::uint32_t number = by_score_.pop(score);
+      const std::uint32_t number = by_score_.pop(score, [&](std::uint32_t entry, Score& renewed) {
+        renewed = entries_[entry].score;
+        entries_[entry].by_score = is_idle(entry);
+        return is_idle(entry);
+      });
       if (number == IdleHeap::none) return number;
+      if (const std::uint32_t soon = by_score_.upcoming(kAhead); soon != IdleHeap::none)
+        __builtin_prefetch(&entries_[soon], 1);
       entries_[number].by_score = 0;
       if (!is_idle(number)) continue;
-      if (!(score < scores_[number])) return number;
+      if (!(score < entries_[number].score)) return number;
       rank(number);
     }
   }
@@ -421,17 +428,23 @@ class BeladyWindow {
     if (keys.empty()) waiting_.remove(turns_.place(turn));
   }
 
+  void stop_all_waiting(std::uint32_t turn) {
+    Chain& keys = turns_[turn].keys;
+    if (!keys.empty()) waiting_.remove(turns_.place(turn));
+    keys = {};
+  }
+
   const std::size_t capacity_;
   const std::uint64_t half_life_;
   KeyTable table_;
   std::vector<Entry> entries_;
   std::vector<Link> links_;
-  std::vector<Score> scores_;
   IdleHeap by_score_;
   Ring<Use> uses_;
   Ring<Turn> turns_;
   TurnSet waiting_;
   std::vector<std::uint32_t> numbers_;
+  std::vector<std::uint32_t> leaving_;
   std::vector<std::uint32_t> passed_;
   std::vector<std::int64_t> evicted_;
   std::size_t resident_ = 0;

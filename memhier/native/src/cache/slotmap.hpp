@@ -5,6 +5,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cassert>
 #include <cstddef>
 #include <cstdint>
@@ -223,7 +224,8 @@ class SlotMap {
   template <class MakeIndex>
   SlotMap(std::size_t capacity, MakeIndex make_index)
       : capacity_(capacity), key_of_(std::make_unique<std::int64_t[]>(capacity)), free_(new std::int32_t[capacity]),
-        free_count_(capacity), index_(make_index(key_of_.get())) {
+        held_(std::make_unique<std::uint64_t[]>(words(capacity))), free_count_(capacity),
+        index_(make_index(key_of_.get())) {
     assert(capacity >= 1 && capacity <= std::size_t{std::numeric_limits<std::int32_t>::max()});
     for (std::size_t i = 0; i < capacity; ++i) free_[i] = static_cast<std::int32_t>(capacity - 1 - i);
   }
@@ -236,9 +238,11 @@ class SlotMap {
     std::lock_guard lock(mutex_);
     return batch_.reserved();
   }
-  // Without the index: its key and its place among the free for a slot, and the working table of the largest batch.
+  // Without the index: its key, its place among the free and a bit for a slot, and the working table of the largest
+  // batch.
   static std::size_t bytes(std::size_t capacity, std::size_t batch) {
-    return capacity * (sizeof(std::int64_t) + sizeof(std::int32_t)) + BatchIndex::bytes(batch);
+    const std::size_t words_bytes = words(capacity) * sizeof(std::uint64_t);
+    return capacity * (sizeof(std::int64_t) + sizeof(std::int32_t)) + words_bytes + BatchIndex::bytes(batch);
   }
   void reserve(std::size_t batch) {
     std::lock_guard lock(mutex_);
@@ -253,12 +257,15 @@ class SlotMap {
     const std::size_t added = capacity - capacity_;
     auto key_of = std::make_unique<std::int64_t[]>(capacity);
     std::unique_ptr<std::int32_t[]> free(new std::int32_t[capacity]);
+    auto held = std::make_unique<std::uint64_t[]>(words(capacity));
     std::copy_n(key_of_.get(), capacity_, key_of.get());
+    std::copy_n(held_.get(), words(capacity_), held.get());
     for (std::size_t i = 0; i < added; ++i) free[i] = static_cast<std::int32_t>(capacity - 1 - i);
     std::copy_n(free_.get(), free_count_, free.get() + added);
     index_ = index_.grown(capacity, key_of.get());
     key_of_ = std::move(key_of);
     free_ = std::move(free);
+    held_ = std::move(held);
     free_count_ += added;
     capacity_ = capacity;
   }
@@ -281,6 +288,7 @@ class SlotMap {
       assert(slot >= 0);
       if (slot == next) {
         key_of_[slot] = keys[i];
+        held_[word(slot)] |= bit(slot);
         --free_count_;
       }
       slots[i] = slot;
@@ -292,7 +300,10 @@ class SlotMap {
     std::lock_guard lock(mutex_);
     for_each_ahead(index_, keys, count, [&](std::size_t i, typename Index::Token token) {
       const std::int32_t slot = index_.remove(token, keys[i]);
-      if (slot >= 0) free_[free_count_++] = slot;
+      if (slot >= 0) {
+        held_[word(slot)] &= ~bit(slot);
+        free_[free_count_++] = slot;
+      }
       assert(free_count_ <= capacity_);
       slots[i] = slot;
     });
@@ -329,10 +340,12 @@ class SlotMap {
     const std::size_t size = capacity_ - free_count_;
     found.keys.reset(new std::int64_t[size]);
     found.slots.reset(new std::int64_t[size]);
-    for (std::size_t slot = 0; slot < capacity_ && found.count < size; ++slot) {
-      if (!holds(static_cast<std::int32_t>(slot))) continue;
-      found.keys[found.count] = key_of_[slot];
-      found.slots[found.count++] = static_cast<std::int64_t>(slot);
+    for (std::size_t at = 0; at < words(capacity_); ++at) {
+      for (std::uint64_t left = held_[at]; left != 0; left &= left - 1) {
+        const std::size_t slot = 64 * at + static_cast<std::size_t>(std::countr_zero(left));
+        found.keys[found.count] = key_of_[slot];
+        found.slots[found.count++] = static_cast<std::int64_t>(slot);
+      }
     }
     assert(found.count == size);
     return found;
@@ -351,13 +364,17 @@ class SlotMap {
     });
     return absent;
   }
-  // A free slot keeps a stale key, which the index then sends elsewhere or nowhere.
-  bool holds(std::int32_t slot) const { return index_.find(index_.token(key_of_[slot]), key_of_[slot]) == slot; }
+  static std::size_t words(std::size_t capacity) { return (capacity + 63) / 64; }
+  static std::size_t word(std::int32_t slot) { return static_cast<std::size_t>(slot) / 64; }
+  static std::uint64_t bit(std::int32_t slot) { return std::uint64_t{1} << (slot % 64); }
+  // A free slot keeps a stale key.
+  bool holds(std::int32_t slot) const { return (held_[word(slot)] & bit(slot)) != 0; }
 
   std::mutex mutex_;
   std::size_t capacity_;
   std::unique_ptr<std::int64_t[]> key_of_;
   std::unique_ptr<std::int32_t[]> free_;
+  std::unique_ptr<std::uint64_t[]> held_;  // a bit for each slot: whether it holds a key
   std::size_t free_count_;
   Index index_;
   BatchIndex batch_;

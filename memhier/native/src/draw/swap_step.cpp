@@ -2,7 +2,10 @@
 // between the changes.
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <span>
+#include <unordered_set>
+#include <vector>
 
 #include "bind/array.hpp"
 #include "bind/module.hpp"
@@ -160,6 +163,30 @@ std::size_t draw_outside(const Numbers& positions, const Array<const std::int32_
   return count;
 }
 
+// Fills `chosen` with distinct integers below `count`, one for each uniform number; one that was drawn before is drawn
+// anew with the numbers behind, round after round. Returns how many numbers it took; 0 where there are too few.
+std::size_t draw_distinct(const Array<const double, 1>& uniforms, std::int64_t count,
+                          const Array<std::int64_t, 1>& chosen) {
+  require(count > 0, "count: at least 1");
+  std::unordered_set<std::int64_t> seen;
+  seen.reserve(chosen.size());
+  std::vector<std::size_t> again(chosen.size());
+  std::iota(again.begin(), again.end(), std::size_t{0});
+  std::size_t taken = 0;
+  while (!again.empty()) {
+    if (again.size() > uniforms.size() - taken) return 0;
+    for (const std::size_t index : again) {
+      require(uniforms[taken] >= 0 && uniforms[taken] < 1, "uniforms: from 0 to below 1");
+      chosen[index] = static_cast<std::int64_t>(uniforms[taken++] * static_cast<double>(count));
+    }
+    seen.clear();
+    again.clear();
+    for (std::size_t index = 0; index < chosen.size(); ++index)
+      if (!seen.insert(chosen[index]).second) again.push_back(index);
+  }
+  return taken;
+}
+
 }  // namespace
 }  // namespace memhier
 
@@ -178,5 +205,6 @@ void register_swap_step(nb::module_& m) {
       .def(nb::init<Numbers, Numbers, Array<const std::byte>>(), nb::kw_only(), "slots"_a, "positions"_a, "rows"_a);
   m.def("end_step", &end_step, nb::kw_only(), "placement"_a, "memory"_a, "coming"_a.none(), "next"_a, "step"_a,
         "owner"_a, "after"_a);
+  m.def("draw_distinct", &draw_distinct, nb::kw_only(), "uniforms"_a, "count"_a, "chosen"_a);
   m.def("draw_outside", &draw_outside, nb::kw_only(), "positions"_a, "slot_of"_a, "uniforms"_a, "chosen"_a);
 }

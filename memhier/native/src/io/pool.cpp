@@ -12,7 +12,8 @@ constexpr std::array<const char*, 3> kEngines = {"uring", "aio", "threads"};
 
 }  // namespace
 
-Pool::Pool(const std::string& engine, unsigned depth) : depth_(depth), threads_(make_thread_pool(depth)) {
+Pool::Pool(const std::string& engine, unsigned depth, unsigned contexts)
+    : depth_(depth), threads_(make_thread_pool(depth)), contexts_max_(contexts) {
   for (const char* name : kEngines) {
     if (engine != "auto" && engine != name) continue;
     engine_ = name;

@@ -13,8 +13,9 @@ namespace memhier {
 
 class Pool {
  public:
-  // `engine` is "uring", "aio", "threads", or "auto" for the first of them that can be had. Throws std::system_error.
-  Pool(const std::string& engine, unsigned depth);
+  // `engine` is "uring", "aio", "threads", or "auto" for the first of them that can be had; `contexts` are made at
+  // most. Throws std::system_error.
+  Pool(const std::string& engine, unsigned depth, unsigned contexts);
   ~Pool() { close(); }
 
   const char* engine() const { return engine_; }
@@ -49,9 +50,6 @@ class Pool {
   void close();
 
  private:
-  // Each can fill the device's queue alone; more only help calls that wait for their own few reads.
-  static constexpr std::size_t kContextsMax = 4;
-
   std::unique_ptr<Context> make_context() const;
   void add_context();
   Context* take();
@@ -66,7 +64,7 @@ class Pool {
   std::condition_variable returned_;
   std::vector<std::unique_ptr<Context>> contexts_;
   std::vector<Context*> idle_;
-  std::size_t contexts_max_ = kContextsMax;
+  std::size_t contexts_max_;
   bool closed_ = false, keeping_ = false;
 };
 

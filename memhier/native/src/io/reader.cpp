@@ -140,10 +140,10 @@ struct PostingRequest {
   Array<const std::byte, 1> items;
   std::vector<std::int64_t> ends, filters;
   bool floats;
-  std::int64_t start;
+  std::int64_t start, rows;
 
-  void check() const {
-    require(start >= 0, "start: a row");
+  void check(const Array<std::uint64_t>& words) const {
+    require(start >= 0 && rows >= 0, "start, rows: a row, and a number of rows");
     require(count <= directory.size() / kBlockWords, "directory: of so many blocks");
     std::size_t pages = 0;
     for (const PostingBlock& block : blocks()) {
@@ -161,16 +161,13 @@ struct PostingRequest {
                 std::adjacent_find(filters.begin(), filters.end(), std::greater_equal{}) == filters.end() &&
                 filters.back() == static_cast<std::int64_t>(ends.size()),
             "filters: of each a group or more, to the number of groups");
+    require(words.size() == filters.size() * ((static_cast<std::size_t>(rows) + 63) / 64), "words: a bit for each row");
   }
   std::span<const PostingBlock> blocks() const {
     return {reinterpret_cast<const PostingBlock*>(directory.data()), count};
   }
   PostingSearch on(const Array<std::uint64_t>& words) const {
-    return {file,         end,
-            blocks(),     reinterpret_cast<const std::byte*>(directory.data() + kBlockWords * count),
-            items.data(), ends,
-            filters,      floats,
-            start,        {words.data(), words.size()}};
+    return {file, end, blocks(), items.data(), ends, filters, floats, start, rows, {words.data(), words.size()}};
   }
 
   static constexpr std::size_t kBlockWords = sizeof(PostingBlock) / sizeof(std::uint64_t);
@@ -180,8 +177,8 @@ class PageReader {
  public:
   friend class PendingRead;
 
-  PageReader(std::string engine, unsigned depth)
-      : wanted_(std::move(engine)), depth_(depth), table_(std::make_shared<Table>()) {
+  PageReader(std::string engine, unsigned depth, unsigned contexts)
+      : wanted_(std::move(engine)), depth_(depth), contexts_(contexts), table_(std::make_shared<Table>()) {
     make_pool();
   }
 
@@ -365,8 +362,7 @@ class PageReader {
 
   // Sets the bits of the rows that hold one of some items; see postings.hpp.
   std::optional<Description> mark_rows(const PostingRequest& of, const Array<std::uint64_t>& words) {
-    of.check();
-    require(words.size() % of.filters.size() == 0, "words: as many of each filter");
+    of.check(words);
     make_pool_after_fork();
     const std::shared_ptr<const Table> table = table_;
     const std::shared_ptr<BufferPool> held = held_;
@@ -545,7 +541,7 @@ class PageReader {
 
   void make_pool() {
     try {
-      pool_ = std::make_unique<Pool>(wanted_, depth_);
+      pool_ = std::make_unique<Pool>(wanted_, depth_, contexts_);
       background_ = std::make_unique<Background>();
     } catch (const std::system_error& error) {
       raise_os_error(error);
@@ -582,7 +578,7 @@ class PageReader {
   }
 
   const std::string wanted_;
-  const unsigned depth_;
+  const unsigned depth_, contexts_;
   std::shared_ptr<const Table> table_;
   std::unique_ptr<Pool> pool_;
   std::unique_ptr<Background> background_;
@@ -749,9 +745,9 @@ void register_reader(nb::module_& m) {
            nb::kw_only(), "ids"_a, "distances"_a, "files"_a, "offsets"_a, "tally"_a, "rounds"_a.none());
   nb::class_<PostingRequest>(m, "PostingRequest")
       .def(nb::init<std::int32_t, std::int64_t, Array<const std::uint64_t, 1>, std::size_t, Array<const std::byte, 1>,
-                    std::vector<std::int64_t>, std::vector<std::int64_t>, bool, std::int64_t>(),
+                    std::vector<std::int64_t>, std::vector<std::int64_t>, bool, std::int64_t, std::int64_t>(),
            nb::kw_only(), "file"_a, "end"_a, "directory"_a, "count"_a, "items"_a, "ends"_a, "filters"_a, "floats"_a,
-           "start"_a);
+           "start"_a, "rows"_a);
   auto reader = nb::class_<PageReader>(m, "PageReader");
   nb::class_<PendingRead>(m, "PendingRead")
       .def(nb::init<PageReader&, Array<const std::int32_t, 1>, Array<const std::int64_t, 1>, std::size_t,
@@ -760,7 +756,7 @@ void register_reader(nb::module_& m) {
       .def("done", &PendingRead::done)
       .def("wait", &PendingRead::wait)
       .def_prop_ro("seconds", &PendingRead::seconds);
-  reader.def(nb::init<std::string, unsigned>(), nb::kw_only(), "engine"_a, "depth"_a)
+  reader.def(nb::init<std::string, unsigned, unsigned>(), nb::kw_only(), "engine"_a, "depth"_a, "contexts"_a)
       .def("add", &PageReader::add, nb::kw_only(), "fd"_a, "direct"_a, "drops_cache"_a, "length"_a,
            "checksums"_a.none(), "file"_a, "source"_a.none() = nb::none(), "held"_a = false)
       .def("extend", &PageReader::extend, nb::kw_only(), "handle"_a, "direct"_a, "drops_cache"_a, "length"_a,

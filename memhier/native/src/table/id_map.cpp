@@ -21,19 +21,42 @@ constexpr std::uint64_t kSeeds[] = {0, 0x9e3779b97f4a7c15u, 0xc2b2ae3d27d4eb4fu,
 }  // namespace
 
 IdMap::IdMap(IdMapArrays arrays, IdMapRules rules)
-    : a_(std::move(arrays)), rules_(rules), capacity_(a_.ids.size()), groups_((capacity_ + kGroup - 1) / kGroup) {
-  require(capacity_ >= 1 && capacity_ < (std::size_t{1} << 31) && a_.last.size() == capacity_ &&
-              a_.uses.size() == capacity_ && a_.cells.size() % kBlock == 0 && a_.numbers.size() == kNumbers &&
+    : a_(std::move(arrays)), rules_(rules), room_(a_.ids.size()), groups_((room_ + kGroup - 1) / kGroup) {
+  check();
+  require(rules.capacity < (std::size_t{1} << 31) && rules.admit_after >= 1 && rules.pending >= 1 &&
+              (rules.admit_after == 1 || a_.cells.size() != 0),
+          "rules");
+  index_.emplace(room_, a_.ids.data());
+}
+
+void IdMap::check() const {
+  require(room_ >= 1 && room_ <= rules_.capacity && a_.last.size() == room_ && a_.uses.size() == room_ &&
+              a_.cells.size() % kBlock == 0 && a_.numbers.size() == kNumbers &&
               a_.changed.size() == groups_ + a_.cells.size() / kBlock,
           "arrays: of one map");
-  require(rules.admit_after >= 1 && rules.pending >= 1 && (rules.admit_after == 1 || a_.cells.size() != 0), "rules");
-  index_.emplace(capacity_, a_.ids.data());
+}
+
+void IdMap::grow(Array<std::int64_t, 1> ids, Array<std::uint32_t, 1> last, Array<std::uint32_t, 1> uses,
+                 Array<std::uint8_t, 1> changed) {
+  require(ids.size() >= room_, "arrays: with room for more slots");
+  auto larger = [&] {
+    nb::gil_scoped_release released;
+    return index_->grown(ids.size(), ids.data());  // where memory runs out nothing has changed
+  }();
+  a_.ids = std::move(ids);
+  a_.last = std::move(last);
+  a_.uses = std::move(uses);
+  a_.changed = std::move(changed);
+  room_ = a_.ids.size();
+  groups_ = (room_ + kGroup - 1) / kGroup;
+  check();
+  index_ = std::move(larger);
 }
 
 bool IdMap::reindex() {
   frames_.clear();
-  index_.emplace(capacity_, a_.ids.data());
-  for (std::size_t slot = 0; slot < capacity_; ++slot) {
+  index_.emplace(room_, a_.ids.data());
+  for (std::size_t slot = 0; slot < room_; ++slot) {
     if (a_.uses[slot] == 0) continue;
     const auto number = static_cast<std::int32_t>(slot);
     if (index_->find_or_add(index_->token(a_.ids[slot]), a_.ids[slot], number) != number) return false;
@@ -42,7 +65,7 @@ bool IdMap::reindex() {
 }
 
 std::size_t IdMap::bytes() const {
-  std::size_t held = HashIndex::bytes(capacity_);
+  std::size_t held = HashIndex::bytes(room_);
   for (const Frame& frame : frames_) held += frame.bytes();
   return held;
 }
@@ -85,8 +108,9 @@ void IdMap::free_in_order(std::size_t slot, std::int64_t& tail) {
 
 std::int64_t IdMap::allocate(std::int64_t id) {
   const auto fresh = static_cast<std::size_t>(a_.numbers[kFresh]);
-  if (a_.numbers[kFree] < 0 && fresh == capacity_ && !collect()) return -1;
+  if (a_.numbers[kFree] < 0 && fresh == rules_.capacity && !collect()) return -1;
   std::int64_t slot = a_.numbers[kFree];
+  if (slot < 0 && fresh == room_) throw NoRoom{};
   if (slot < 0) slot = a_.numbers[kFresh]++;
   const auto at = static_cast<std::size_t>(slot);
   note(at);
@@ -103,7 +127,7 @@ bool IdMap::collect() {
   if (barren_ == now()) return false;
   std::int64_t tail = -1;
   std::size_t freed = expire(tail);
-  const std::size_t share = std::max<std::size_t>(1, capacity_ / kShare);
+  const std::size_t share = std::max<std::size_t>(1, rules_.capacity / kShare);
   if (freed < share && rules_.evict != 0) freed += evict(share - freed, tail);
   if (freed == 0) barren_ = now();
   return freed != 0;
@@ -113,7 +137,7 @@ std::size_t IdMap::expire(std::int64_t& tail) {
   if (rules_.expire_after == 0 || now() <= expires_after_) return 0;
   std::size_t freed = 0;
   std::uint32_t oldest = now();
-  for (std::size_t slot = 0; slot < capacity_; ++slot) {
+  for (std::size_t slot = 0; slot < room_; ++slot) {
     if (is_expired(slot)) {
       free_in_order(slot, tail);
       ++freed;
@@ -134,7 +158,7 @@ std::size_t IdMap::evict(std::size_t wanted, std::int64_t& tail) {
   for (int shift = rules_.evict == 2 ? 48 : 16; shift >= 0; shift -= 16) {
     std::fill(counts.begin(), counts.end(), 0);
     std::size_t there = 0;
-    for (std::size_t slot = 0; slot < capacity_; ++slot) {
+    for (std::size_t slot = 0; slot < room_; ++slot) {
       if (!may_leave(slot) || (shift < 48 && worth(slot) >> (shift + 16) != least)) continue;
       ++counts[(worth(slot) >> shift) & 65535];
       ++there;
@@ -146,7 +170,7 @@ std::size_t IdMap::evict(std::size_t wanted, std::int64_t& tail) {
     least = least << 16 | digit;
   }
   std::size_t freed = 0;
-  for (std::size_t slot = 0; slot < capacity_; ++slot) {
+  for (std::size_t slot = 0; slot < room_; ++slot) {
     if (!may_leave(slot) || worth(slot) > least) continue;
     if (worth(slot) == least && left-- == 0) {
       left = 0;
@@ -184,11 +208,24 @@ bool IdMap::is_admitted(std::int64_t id) {
   return least + 1u >= rules_.admit_after;
 }
 
-std::size_t IdMap::map(const std::int64_t* ids, std::size_t count, std::int64_t* slots, std::int64_t* added,
-                       std::int64_t* places) {
+std::int64_t IdMap::map(const std::int64_t* ids, std::size_t count, std::int64_t* slots, std::int64_t* added,
+                        std::int64_t* places) {
   Frame& frame = frames_.emplace_back();
   std::copy_n(a_.numbers.data(), std::size_t{kNumbers}, frame.numbers);
-  ++a_.numbers[kBatches];
+  try {
+    ++a_.numbers[kBatches];
+    const std::size_t unknown = map_known(ids, count, slots);
+    const std::size_t found = unknown == 0 ? 0 : admit(ids, count, slots, added, places);
+    frame.entries.shrink_to_fit();
+    frame.words.shrink_to_fit();
+    return static_cast<std::int64_t>(found);
+  } catch (const NoRoom&) {
+    undo();
+    return -1;
+  }
+}
+
+std::size_t IdMap::map_known(const std::int64_t* ids, std::size_t count, std::int64_t* slots) {
   std::size_t unknown = 0;
   for_each_ahead(*index_, ids, count, [&](std::size_t i, HashIndex::Token token) {
     const std::int32_t slot = index_->find(token, ids[i]);
@@ -202,10 +239,7 @@ std::size_t IdMap::map(const std::int64_t* ids, std::size_t count, std::int64_t*
     }
     unknown += slots[i] < 0;
   });
-  const std::size_t found = unknown == 0 ? 0 : admit(ids, count, slots, added, places);
-  frame.entries.shrink_to_fit();
-  frame.words.shrink_to_fit();
-  return found;
+  return unknown;
 }
 
 // Once for ids in turn; then for those that came before their own admission.
@@ -238,6 +272,12 @@ void IdMap::find(const std::int64_t* ids, std::size_t count, std::int64_t* slots
 void IdMap::begin(std::size_t frames) {
   require(frames <= frames_.size(), "frames: more than there are");
   frames_.erase(frames_.begin(), frames_.begin() + static_cast<std::ptrdiff_t>(frames));
+}
+
+void IdMap::undo() {
+  require(!frames_.empty(), "frames: there is none");
+  trade(frames_.back(), true);
+  frames_.pop_back();
 }
 
 void IdMap::rewind() {
@@ -292,13 +332,14 @@ void register_id_map(nb::module_& m) {
       .def(
           "__init__",
           [](IdMap* map, Slots& ids, Places& last, Places& uses, Bytes& cells, Bytes& changed, Slots& numbers,
-             std::uint32_t admit_after, std::uint32_t expire_after, std::uint32_t evict, std::uint32_t pending) {
+             std::size_t capacity, std::uint32_t admit_after, std::uint32_t expire_after, std::uint32_t evict,
+             std::uint32_t pending) {
             new (map) IdMap({std::move(ids), std::move(last), std::move(uses), std::move(cells), std::move(changed),
                              std::move(numbers)},
-                            {admit_after, expire_after, evict, pending});
+                            {capacity, admit_after, expire_after, evict, pending});
           },
-          nb::kw_only(), "ids"_a, "last"_a, "uses"_a, "cells"_a, "changed"_a, "numbers"_a, "admit_after"_a,
-          "expire_after"_a, "evict"_a, "pending"_a)
+          nb::kw_only(), "ids"_a, "last"_a, "uses"_a, "cells"_a, "changed"_a, "numbers"_a, "capacity"_a,
+          "admit_after"_a, "expire_after"_a, "evict"_a, "pending"_a)
       .def(
           "map",
           [](IdMap& map, const Ids& ids, const Slots& slots, const Slots& added, const Slots& places) {
@@ -316,7 +357,14 @@ void register_id_map(nb::module_& m) {
             map.find(ids.data(), ids.size(), slots.data());
           },
           nb::kw_only(), "ids"_a, "slots"_a)
+      .def(
+          "grow",
+          [](IdMap& map, Slots& ids, Places& last, Places& uses, Bytes& changed) {
+            map.grow(std::move(ids), std::move(last), std::move(uses), std::move(changed));
+          },
+          nb::kw_only(), "ids"_a, "last"_a, "uses"_a, "changed"_a)
       .def("begin", &IdMap::begin, "frames"_a)
+      .def("undo", &IdMap::undo, nb::call_guard<nb::gil_scoped_release>())
       .def("rewind", &IdMap::rewind, nb::call_guard<nb::gil_scoped_release>())
       .def("advance", &IdMap::advance, nb::call_guard<nb::gil_scoped_release>())
       .def("drop", &IdMap::drop)

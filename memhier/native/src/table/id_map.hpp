@@ -1,8 +1,9 @@
 // Rows of a table for any int64 ids, each id with a row of its own: given out as ids come, taken back by age or use.
 //
-// The state lies in arrays that Python owns and makes durable; this class adds an index, and a frame for every batch
-// that was mapped but not begun. A frame holds the values before the batch, and trades them for those after it: so the
-// state goes back and forth between the batch in training and the last one read ahead.
+// The state lies in arrays that Python owns and makes durable, with room for slots that grows up to the capacity; this
+// class adds an index, and a frame for every batch that was mapped but not begun. A frame holds the values before the
+// batch, and trades them for those after it: so the state goes back and forth between the batch in training and the
+// last one read ahead.
 #pragma once
 
 #include <cstddef>
@@ -27,6 +28,7 @@ struct IdMapArrays {
 };
 
 struct IdMapRules {
+  std::size_t capacity;        // the most slots
   std::uint32_t admit_after;   // sightings before an id has a slot
   std::uint32_t expire_after;  // batches without use until an id is forgotten; 0: never
   std::uint32_t evict;         // when all slots are in use: 0 nothing, 1 the least recently, 2 the least often used
@@ -40,13 +42,18 @@ class IdMap {
   IdMap(IdMapArrays arrays, IdMapRules rules);
 
   // Gives each id its slot, or -1; returns how many slots were given out: which (added), and to the ids at which
-  // places.
-  std::size_t map(const std::int64_t* ids, std::size_t count, std::int64_t* slots, std::int64_t* added,
-                  std::int64_t* places);
+  // places. Returns -1 if the arrays have no room for them; nothing has changed then.
+  std::int64_t map(const std::int64_t* ids, std::size_t count, std::int64_t* slots, std::int64_t* added,
+                   std::int64_t* places);
+  // Takes larger arrays with the same values.
+  void grow(Array<std::int64_t, 1> ids, Array<std::uint32_t, 1> last, Array<std::uint32_t, 1> uses,
+            Array<std::uint8_t, 1> changed);
   // The slot of each id, or -1; changes nothing.
   void find(const std::int64_t* ids, std::size_t count, std::int64_t* slots) const;
   // The first frames are final.
   void begin(std::size_t frames);
+  // Goes back over the newest frame, and forgets it.
+  void undo();
   // Go back over all frames, and forth again; forget the frames that were gone back over.
   void rewind();
   void advance();
@@ -59,6 +66,7 @@ class IdMap {
 
  private:
   enum Number : std::size_t { kBatches, kFree, kFresh, kLive, kHand, kNumbers };
+  struct NoRoom {};
   struct Entry {
     std::uint32_t slot, last, uses;
     std::int64_t id;
@@ -77,6 +85,7 @@ class IdMap {
     }
   };
 
+  void check() const;
   std::uint32_t now() const { return static_cast<std::uint32_t>(a_.numbers[kBatches]); }
   bool is_expired(std::size_t slot) const {
     return rules_.expire_after != 0 && now() - a_.last[slot] > rules_.expire_after;
@@ -85,6 +94,7 @@ class IdMap {
     return rules_.evict == 2 ? std::uint64_t{a_.uses[slot]} << 32 | a_.last[slot] : a_.last[slot];
   }
   bool may_leave(std::size_t slot) const { return a_.uses[slot] != 0 && now() - a_.last[slot] >= rules_.pending; }
+  std::size_t map_known(const std::int64_t* ids, std::size_t count, std::int64_t* slots);
   std::size_t admit(const std::int64_t* ids, std::size_t count, std::int64_t* slots, std::int64_t* added,
                     std::int64_t* places);
   void note(std::size_t slot);
@@ -101,7 +111,7 @@ class IdMap {
 
   IdMapArrays a_;
   IdMapRules rules_;
-  std::size_t capacity_, groups_;
+  std::size_t room_, groups_;  // slots, and groups of them, that the arrays have
   std::optional<HashIndex> index_;
   std::deque<Frame> frames_;
   // These spare work and change no result.
