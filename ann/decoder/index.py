@@ -12,13 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from memhier.ann.decoder.allowed import Allowed, check_allowed
-from memhier.ann.decoder.answers import LogProb, Partition, TopK, best_of
+from memhier.ann.decoder.answers import LogProb, Partition, TopK
 from memhier.ann.decoder.calibration.audit import STATES_MOST, PrecisionAudit
 from memhier.ann.decoder.calibration.build import BuildOptions, build_codes, encode_again, warn_if_short
 from memhier.ann.decoder.calibration.calibrate import measure_choices
 from memhier.ann.decoder.calibration.cost import full_costs_less, listed_costs_less, proof_costs_less
-from memhier.ann.decoder.calibration.familiar import Familiarity
+from memhier.ann.decoder.calibration.familiar import Familiarity, pause_after
 from memhier.ann.decoder.calibration.settings import HEAD, METHODS, WAYS, Choices, Method, Settings
+from memhier.ann.decoder.calibration.walk_audit import WALKS_MOST, WalkAudit
 from memhier.ann.decoder.coding.codes import encode
 from memhier.ann.decoder.engine.dram_engine import DramEngine
 from memhier.ann.decoder.engine.draws import DrawRequest
@@ -26,14 +27,12 @@ from memhier.ann.decoder.engine.engine import CERTIFY_LIMIT, Engine, Walk
 from memhier.ann.decoder.engine.envelope import AS_IS, Doubles, Envelope, Shape
 from memhier.ann.decoder.engine.masked import full_among
 from memhier.ann.decoder.layer import (
-    BIAS_ROUNDING,
-    ROUNDING,
     Floats,
+    Ints,
     OutputLayer,
     check_hidden,
     check_layer,
     logit_error,
-    norm_rounding,
 )
 from memhier.ann.decoder.stored import check_place, open_index, save_index
 from memhier.arguments import check_int
@@ -90,7 +89,12 @@ class LogitIndex:
     def _prepare(self) -> None:
         settings, engine = self._settings, self._engine
         self._familiarity = Familiarity(engine.codes.projection, settings.ranges, self._audit)
-        # A call after other work finds nothing in the caches, so that it makes as few objects as it can.
+        self._walk_audit = WalkAudit(settings.precision)
+        # A call after other work finds nothing in the caches, so it makes few objects and calls few functions.
+        self._rest = [0, 0]  # other calls, and walks, until the next one whose states and answer are compared
+        self._turns = 0
+        self._most_walked = 0 if engine.codes.graph is None else min(settings.k, self._words - 1)
+        self._proof_paid = -1, True  # a batch, and if its proofs cost less
         self._walks: dict[str, Walk] = {way: settings.walk(way) for way in ("graph", "screen")}
         engine.keep(settings.candidates_most)
 
@@ -245,6 +249,11 @@ class LogitIndex:
         found to hold unlike states if the rows lie in DRAM. `precision` is the mean of the last 1,024 of these, between
         `precision_low` and `precision_high` with a chance of 95 %, whatever their distribution. The call by which this
         interval falls below the declared precision warns, once.
+
+        `walks_compared` is the same of calls by the graph of which the preview has answered up to four states again:
+        the first 64 states, one call of 256 in the mean from then on, and up to 512 more while they find less than
+        declared. The call by which their precision, and two standard errors, is less warns, once. A word that both miss
+        does not count: `audit` counts it. A refresh that changes rows begins anew.
         """
         codes, settings = self._engine.codes, self._settings
         return {
@@ -257,6 +266,7 @@ class LogitIndex:
             "contexts_checked": self._familiarity.checked,
             "contexts_unlike": self._familiarity.unlike,
             "audit": self._audit.stats(),
+            "walks_compared": self._walk_audit.stats(),
             "choices": dict(settings.choices) if self._method == "auto" else {1: self._method},
             **{f"precision_{way}": reached for way, reached in settings.reached.items()},
             **self._engine.stats(),
@@ -266,55 +276,52 @@ class LogitIndex:
         """Return the way that a batch of this size takes."""
         return way_for(self._settings.choices, batch) if self._method == "auto" else self._method
 
-    def scan_pays(self, batch: int, k: int, margin: float = 1.0, width: int | None = None) -> bool:
-        """Say if a scan for the k largest costs less than the full product, by a count of bytes.
-
-        Parameters
-        ----------
-        batch
-            Hidden states in one call.
-        k
-            How many of the largest logits.
-        margin
-            Multiplies the cost of the scan.
-        width
-            Directions of the scanned codes; those of the index if None.
-        """
-        if self._engine.layer is None:
-            return True
-        limit, width = self._settings.limit(k, self._words, HEAD), width or self._engine.codes.blocks.width
-        return not full_costs_less(batch, self._words, self._dimension, width, limit, margin)
+    def scan_pays(self, batch: int, k: int) -> bool:
+        """Say if a scan for the k largest of each state of a batch costs less than the full product, by counts."""
+        return self._ranking_pays(batch, self._settings.limit(k, self._words, HEAD), self._engine.codes.blocks.width)
 
     def proof_pays(self, batch: int) -> bool:
         """Say if proofs cost less than the full product, by counts of the build; a method other than auto says yes."""
-        layer, settings = self._engine.layer, self._settings
-        if layer is None or self._method != "auto":
-            return True
-        row_bytes, width = layer.weight.itemsize * self._dimension, self._engine.codes.blocks.width
-        return proof_costs_less(batch, self.shape, row_bytes, width, settings.proof_rows, settings.unproven)
+        asked, pays = self._proof_paid  # mostly of the same batch
+        if asked != batch:
+            layer, settings = self._engine.layer, self._settings
+            pays = layer is None or self._method != "auto"
+            if layer is not None and not pays:
+                row_bytes, width = layer.weight.itemsize * self._dimension, self._engine.codes.blocks.width
+                pays = proof_costs_less(batch, self.shape, row_bytes, width, settings.proof_rows, settings.unproven)
+            self._proof_paid = batch, pays
+        return pays
 
-    def proven_of(self, states: Floats, found: TopK, k: int) -> TopK:
+    def proven_of(self, states: Floats, logits: Floats, k: int) -> TopK:
         """Return the k largest of a full product, proven where no rounding can bring another word among them.
 
         Parameters
         ----------
         states
             float32 ``[n, D]``.
-        found
-            The k + 1 largest, or all.
+        logits
+            All of them, float32 ``[n, V]``, as the layer in DRAM computes them.
         """
-        layer = self._engine.layer
-        values, indices = found.values[:, :k], np.ascontiguousarray(found.indices[:, :k])
-        if layer is None or layer.dtype != "float32":  # whose products are rounded
-            values = self._engine.logits_of(states, indices)
-        exact, proven = best_of(values, indices, k), np.ones(len(states), bool)
-        if found.values.shape[1] > k:
-            rounding = BIAS_ROUNDING + (ROUNDING[layer.dtype] if layer is not None else 0.0)
-            last, others = found.values[:, k - 1], found.values[:, k]
-            norms = np.sqrt(np.einsum("nd,nd->n", states, states, dtype=np.float64)) * self.largest_norm
-            doubt = 2 * norm_rounding(self._dimension) * norms + rounding * (np.abs(last) + np.abs(others))
-            proven = last - others > doubt
-        return TopK(exact.values, exact.indices, proven)
+        assert isinstance(self._engine, DramEngine)
+        return self._engine.prove(states, k, logits)
+
+    def settle(self, states: Floats, found: TopK, among: Allowed | None = None) -> Ints:
+        """Answer doubtful states of a batch again that have ties within rounding; return those left, int64.
+
+        In their places in `found` come the k largest of twice as many words that are proven to be the largest. The full
+        product is left one state alone, and states of a layer whose products are rounded.
+        """
+        assert found.proven is not None
+        doubtful = np.flatnonzero(~found.proven)
+        if not len(doubtful) or len(states) == 1 or self.layer is None or self.layer.dtype != "float32":
+            return doubtful
+        k = found.values.shape[1]
+        limit, twice = self._settings.limit(2 * k, self._words, CERTIFY_LIMIT), min(2 * k, self._words)
+        again = self._engine.certify(states[doubtful], twice, limit, None if among is None else among.of(doubtful))
+        assert again.proven is not None
+        settled = doubtful[again.proven]
+        found.values[settled], found.indices[settled] = again.values[again.proven, :k], again.indices[again.proven, :k]
+        return doubtful[~again.proven]
 
     def topk(
         self,
@@ -337,15 +344,16 @@ class LogitIndex:
         allowed
             Words that an answer may hold; its dtype tells the form. bool: a mask ``[V]`` or ``[n, V]``. int32: bits,
             lowest first, ``[ceil(V / 32)]`` or ``[n, ceil(V / 32)]``, as grammar engines fill them; bits beyond V do
-            not count. int64, or a list of integers: ids ``[c]``; a list of n lists or arrays: the ids of each state.
-            If they are few, the index computes their logits alone, whatever the method: the answer is exact and proven.
-            Of many it finds the largest with the declared precision. An answer with fewer than k allowed words ends
-            with index -1 and minus infinity.
+            not count. int64, or a list of integers: ids ``[c]``; a list of n lists or arrays: the ids of each state. If
+            they are few, the index computes only their logits, whatever the method: the answer is exact and proven. If
+            they are many, it finds the largest with the declared precision. An answer with fewer than k allowed words
+            ends with index -1 and minus infinity.
         certify
             Say of each state if its answer is proven; takes the preview with bounds instead of any other method.
         complete
-            With `certify`: answer states without a proof by the full product; `proven` stays False for these. If the
-            full product of a float32 layer costs less for the batch, by the counts of the build and with
+            With `certify`: answer states without a proof by the full product, or in a batch of a float32 layer by the
+            largest of more words that have a proof, right but for ties within rounding; `proven` stays False for these.
+            If the full product of a float32 layer costs less for the batch, by the counts of the build and with
             ``method="auto"``, it answers, and proves all but ties within rounding.
         method
             Another way than the build's.
@@ -366,23 +374,44 @@ class LogitIndex:
         way = method if method is not None and method != "auto" else self._way_to(len(states), wanted)
         if way == "full" and not certify:
             return self._full(states, wanted, among)
-        unlike = self._familiarity.look(states)
-        found = self._certified(states, wanted, complete, among) if certify else self._by(way, states, wanted, among)
-        if self._audit.draw(unlike=unlike and self._engine.layer is not None):
-            self._answer_again(states, found, among)
+        walk = None if certify else self._walk_of(way, wanted, among)
+        if walk is not None:
+            found = self._engine.walk(states, wanted, walk, among, complete=self._completed)
+        else:
+            found = (
+                self._certified(states, wanted, complete, among) if certify else self._by(way, states, wanted, among)
+            )
+        walked = walk is not None
+        self._rest[walked] -= 1
+        unlike = self._rest[walked] < 0 and self._watch(states, found, among, walked)
+        if (unlike or self._audit.share) and self._audit.draw(unlike=unlike):
+            self._answer_again(states, found, among, self._full, self._audit.note, STATES_MOST)
         return found
 
-    def _answer_again(self, states: Floats, found: TopK, among: Allowed | None) -> None:
-        """Answer some states of a call by the full product, too, and count the share that the call found."""
-        numbers = np.arange(0, len(states), max(1, len(states) // STATES_MOST))[:STATES_MOST]
+    def _watch(self, states: Floats, found: TopK, among: Allowed | None, walked: bool) -> bool:
+        """Compare states and a walk's answer; say if the states are unlike the build's, and decide on the next call."""
+        unlike = self._familiarity.check(states) and self._engine.layer is not None
+        if walked and self._walk_audit.due():
+            self._answer_again(states, found, among, self._previewed, self._walk_audit.note, WALKS_MOST)
+        settled = self._familiarity.settled and (self._walk_audit.settled or not walked)
+        self._turns += settled
+        self._rest[walked] = pause_after(self._turns) if settled else 0
+        return unlike
+
+    def _answer_again(
+        self, states: Floats, found: TopK, among: Allowed | None, by: Callable[..., TopK], note: Callable[..., None],
+        most: int,
+    ) -> None:  # fmt: skip
+        """Answer at most so many states of a call in a better way, too, and count the share that the call found."""
+        numbers = np.arange(0, len(states), max(1, len(states) // most))[:most]
         if not len(numbers):
             return
         again = states[numbers]
-        exact = self._full(again, found.values.shape[1], None if among is None else among.of(numbers))
+        exact = by(again, found.values.shape[1], None if among is None else among.of(numbers))
         values = np.where(exact.indices >= 0, exact.values, 0)
         largest, norms = np.abs(values).max(1), np.linalg.norm(again, axis=1)
         slack = 1e-5 * np.maximum(1, largest) + 1e-6 * self.largest_norm * norms
-        self._audit.note(TopK(found.values[numbers], found.indices[numbers]), exact, slack)
+        note(TopK(found.values[numbers], found.indices[numbers]), exact, slack)
 
     def logits(self, hidden: npt.ArrayLike) -> Floats:
         """Return all logits, float32 ``[n, V]``: the full product of hidden states ``[n, D]``."""
@@ -435,8 +464,8 @@ class LogitIndex:
         """
         if self._method != "auto":
             return self._method != "full"
-        width = self._dimension if all_directions else None
-        return self.scan_pays(batch, limit, width=width)
+        width = self._dimension if all_directions else self._engine.codes.blocks.width
+        return self._ranking_pays(batch, min(limit, self._words), width)
 
     def with_all_directions(self) -> Self:
         """Return an index of the same layer whose codes have all directions, for tight bounds.
@@ -489,8 +518,9 @@ class LogitIndex:
         Returns
         -------
         tuple
-            A word of each state, int64 ``[n]``, and whether it is the draw. If not, it is open if the truncation keeps
-            it: the word is the draw if it does; otherwise, and for -1, any draw from the words kept is one.
+            A word of each state, int64 ``[n]``, and whether it is the draw. If not, it is undecided whether the
+            truncation keeps the word. If it does, the word is the draw; otherwise, and for -1, any draw from the words
+            kept is one.
         """
         states = check_hidden("hidden", hidden, self._dimension)
         self._familiarity.look(states)
@@ -575,6 +605,9 @@ class LogitIndex:
         engine.keep(self._settings.candidates_most)  # before other threads see it
         before, self._engine, self.digest = self._engine, engine, layer.digest()
         before.close()
+        self._proof_paid = -1, True
+        if changed:
+            self._walk_audit, self._rest = copy(self._walk_audit), [0, 0]
         return changed
 
     def save(self, path: str | PathLike[str]) -> None:
@@ -633,6 +666,12 @@ class LogitIndex:
         """Release the files of an index with its rows on SSD; another holds none. May be called twice."""
         self._engine.close()
 
+    def _ranking_pays(self, batch: int, rows: int, width: int) -> bool:
+        """Say if a scan of codes of a width that ranks so many rows exactly costs less than the full product."""
+        if self._engine.layer is None:
+            return True
+        return not full_costs_less(batch, self._words, self._dimension, width, rows)
+
     def _listing_pays(self, batch: int, k: int, among: Allowed) -> bool:
         """Say if the logits of the allowed words alone cost less than a scan, or as few reads as log Z."""
         layer, settings = self._engine.layer, self._settings
@@ -672,26 +711,27 @@ class LogitIndex:
         return "full" if more and not self.scan_pays(batch, k) else self.way(batch)
 
     def _by(self, way: Method, states: Floats, k: int, among: Allowed | None = None) -> TopK:
-        settings, engine = self._settings, self._engine
+        walk = self._walk_of(way, k, among)
+        if walk is not None:
+            return self._engine.walk(states, k, walk, among, complete=self._completed)
         if way == "full" or k == self._words:
             return self._full(states, k, among)
-        many = among is None or int(among.counts.min(initial=0)) >= _WALKED * self._words
-        if way in ("graph", "screen") and engine.codes.graph is not None and k <= settings.k and many:
-            return self._walked(states, k, way, among)
         return self._previewed(states, k, among)
+
+    def _walk_of(self, way: Method, k: int, among: Allowed | None) -> Walk | None:
+        """Return the walk of a way; None without a graph, or among few words, where the preview answers."""
+        walk = self._walks.get(way) if k <= self._most_walked else None
+        if among is None or walk is None:
+            return walk
+        many = int(among.counts.min(initial=0)) >= _WALKED * self._words
+        return self._settings.walk(way, among=True) if many else None
 
     def _full(self, states: Floats, k: int, among: Allowed | None) -> TopK:
         return self._engine.full(states, k) if among is None else full_among(self._engine, states, k, among)
 
-    def _walked(self, states: Floats, k: int, way: Method, among: Allowed | None) -> TopK:
-        """Walk the graph; the preview answers states too far away, or with too few rows found."""
-        walk = self._walks[way] if among is None else self._settings.walk(way, among=True)
-        found = self._engine.walk(states, k, walk, among)
-        if len(states) == 1 and found.indices.item(-1) >= 0:  # the comparison of arrays takes a fifth of a cold call
-            return found
+    def _completed(self, states: Floats, k: int, among: Allowed | None, found: TopK) -> TopK:
+        """Answer states too far away for a walk, or with too few rows found, by the preview."""
         short = found.indices[:, -1] < 0
-        if not short.any():
-            return found
         if short.all():
             return self._previewed(states, k, among)
         again = self._previewed(states[short], k, None if among is None else among.of(short))
@@ -705,14 +745,12 @@ class LogitIndex:
     def _certified(self, states: Floats, k: int, complete: bool, among: Allowed | None) -> TopK:
         narrow = self.layer is not None and self.layer.dtype != "float32"  # whose rows NumPy widens for a product
         if complete and among is None and not narrow and not self.proof_pays(len(states)):
-            return self.proven_of(states, self._engine.full(states, min(k + 1, self._words)), k)
+            assert isinstance(self._engine, DramEngine)
+            return self._engine.full_proven(states, k)
         found = self._engine.certify(states, k, self._settings.limit(k, self._words, CERTIFY_LIMIT), among)
-        if complete:
-            assert found.proven is not None
-            doubtful = np.flatnonzero(~found.proven)
-            if len(doubtful):
-                exact = self._full(states[doubtful], k, None if among is None else among.of(doubtful))
-                found.values[doubtful], found.indices[doubtful] = exact.values, exact.indices
+        if complete and len(doubtful := self.settle(states, found, among)):
+            exact = self._full(states[doubtful], k, None if among is None else among.of(doubtful))
+            found.values[doubtful], found.indices[doubtful] = exact.values, exact.indices
         return found
 
 

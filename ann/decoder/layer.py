@@ -13,7 +13,7 @@ from memhier.shield import check_interrupt
 
 __all__ = [
     "BIAS_ROUNDING", "DTYPES", "LARGEST", "LOGITS_MOST", "ROUNDING", "OutputLayer", "as_floats", "check_finite",
-    "check_hidden", "check_layer", "logit_error", "norm_rounding",
+    "check_hidden", "check_layer", "least_error", "logit_error", "norm_rounding",
 ]  # fmt: skip
 
 DTYPES = ("float32", "float16", "bfloat16")  # in the order of the core's row types
@@ -105,6 +105,11 @@ def as_floats(rows: npt.NDArray[Any], dtype: str) -> Floats:
 def norm_rounding(dimension: int) -> float:
     """Return the loss of a product in single precision, as a share of the product of both norms."""
     return (dimension + 2) * 2.0**-24
+
+
+def least_error(dtype: str, dimension: int) -> float:
+    """Return the loss of any logit, however near to zero, where numbers lie no closer: by rounding, and by products."""
+    return 2.0**-25 if dtype == "float16" else dimension * 2.0**-126
 
 
 def logit_error(
@@ -199,7 +204,7 @@ def check_hidden(name: str, hidden: Any, dimension: int) -> Floats:
         For another dtype or dimension. The core refuses numbers that are not finite, as it reads all of them.
     """
     try:
-        states = np.asarray(hidden)
+        states = hidden if type(hidden) is np.ndarray else np.asarray(hidden)
     except (TypeError, RuntimeError) as error:
         raise _unreadable(name, hidden, error) from error
     if states.dtype is _FLOAT32 and states.ndim == 2 and states.shape[1] == dimension:

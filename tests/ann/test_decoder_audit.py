@@ -12,6 +12,7 @@ import pytest
 from memhier.ann.decoder import LogitIndex
 from memhier.ann.decoder.answers import TopK
 from memhier.ann.decoder.calibration.audit import PrecisionAudit
+from memhier.ann.decoder.calibration.walk_audit import WalkAudit
 from memhier.errors import RecallWarning
 
 WORDS, DIMENSION, K = 3000, 96, 5
@@ -111,6 +112,111 @@ def test_precision_is_kept_or_a_warning_says_how_much_it_is(model, kind):
     if told:
         assert "below the declared 0.99" in str(told[0].message)
         assert told[0].filename == __file__
+
+
+def clustered(spectrum):
+    """A layer, and 3,200 contexts in clusters: the rows' and the contexts' spectra are `spectrum` to these powers."""
+    rng, (of_rows, of_contexts) = np.random.default_rng(3), spectrum
+    turn, at = np.linalg.qr(rng.normal(size=(DIMENSION, DIMENSION)))[0], np.arange(1, DIMENSION + 1)
+    weight = (rng.normal(size=(6000, DIMENSION)) / at**of_rows) @ turn
+    states = 2.5 * rng.normal(size=(60, DIMENSION))[rng.integers(0, 60, 3200)] + rng.normal(size=(3200, DIMENSION))
+    return weight.astype(np.float32), ((states / at**of_contexts) @ turn).astype(np.float32)
+
+
+@pytest.fixture(scope="module", params=[(0.5, 0.6), (0.2, 0.8)])
+def clusters(request):
+    return clustered(request.param)
+
+
+@pytest.fixture(scope="module", params=["graph", "screen"])
+def walking(clusters, request):
+    weight, states = clusters
+    return LogitIndex.build(weight, contexts=states[:2800], k=K, method=request.param)
+
+
+@pytest.mark.parametrize("kind", ["real", "wide", "means of two"])
+def test_no_walk_finds_less_than_declared_in_silence(clusters, walking, kind):
+    """A wide cloud has the mean and covariance of clustered contexts, and their norms."""
+    weight, states = clusters
+    rng = np.random.default_rng(5)
+    wide = states.mean(0) + rng.normal(size=(400, DIMENSION)) @ np.linalg.cholesky(np.cov(states.T)).T
+    pairs = states[rng.integers(0, 2800, (400, 2))].mean(1)
+    asked = {"real": states[2800:], "wide": wide, "means of two": pairs}[kind].astype(np.float32)
+    index = copy.copy(walking)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        found = np.concatenate([index.topk(state).values for state in asked])
+    reached, compared = precision(weight, asked, found), index.stats()["walks_compared"]
+    told = [str(each.message) for each in said if "walks answered again by the preview" in str(each.message)]
+    assert len(told) <= 1
+    assert reached >= 0.985 or told
+    if told:
+        assert compared["precision_low"] <= reached <= compared["precision_high"] < 0.99
+    if kind == "real":
+        assert not said
+        assert compared["calls"] <= 128
+
+
+def test_few_states_of_a_batch_are_compared_and_settle_it_as_soon(clusters, walking, monkeypatch):
+    _, states = clusters
+    index, asked = copy.copy(walking), []
+    monkeypatch.setattr(WalkAudit, "note", lambda self, found, better, slack: asked.append(len(found.values)))
+    for count in (1, 3, 4, 9, 200):
+        index.topk(states[2800 : 2800 + count])
+    assert asked == [1, 3, 4, 4, 4]
+    monkeypatch.undo()
+    four, audit = TopK(np.ones((4, 2), np.float32), np.zeros((4, 2), np.int64)), WalkAudit(0.99)
+    due = [audit.due() and audit.note(four, four, np.zeros(4)) is None for _ in range(32)]
+    assert sum(due[:16]) == 16
+    assert sum(due[16:]) == 4
+
+
+def test_other_calls_in_between_take_no_comparison_from_walks(clusters, walking):
+    _, states = clusters
+    index = copy.copy(walking)
+    index.topk(states[:64], certify=True)
+    for state in states[2800:2900]:
+        index.topk(state, certify=True)
+        index.topk(state)
+    assert index.stats()["walks_compared"]["calls"] >= 64
+
+
+def test_walks_over_a_refreshed_layer_are_compared_again(clusters, walking):
+    weight, states = clusters
+    other = np.random.default_rng(8).normal(size=weight.shape).astype(np.float32)
+    index = LogitIndex.build(weight, contexts=states[:2800], k=K, method=walking.way(1))
+    for state in states[2800:2900]:
+        index.topk(state)
+    before = index.stats()["walks_compared"]
+    assert not index.refresh(weight)
+    assert index.stats()["walks_compared"] == before
+    index.refresh(other)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        found = np.concatenate([index.topk(state).values for state in states[2800:]])
+    assert precision(other, states[2800:], found) >= 0.985 or said
+    assert index.stats()["walks_compared"]["calls"] >= 64
+
+
+def test_walks_are_compared_the_more_often_the_more_they_miss():
+    good, short = (
+        TopK(np.ones((1, 10), np.float32) * (np.arange(10) < right), np.arange(10)[None]) for right in (10, 7)
+    )
+    audit = WalkAudit(0.99)
+
+    def compared(found, calls):
+        due = [audit.due() and audit.note(found, good, np.zeros(1)) is None for _ in range(calls)]
+        return sum(due[:64]), sum(due[64:])
+
+    assert compared(good, 10_000) == (64, (10_000 - 64) // 4)
+    with pytest.warns(
+        RecallWarning, match="answered again by the preview put the precision of this decoder at"
+    ) as said:
+        compared(short, 20_000)
+    assert len(said) == 1
+    assert 512 < audit.stats()["calls"] <= 64 + 512 + 30_000 // 4
+    assert audit.stats()["precision_high"] < 0.99
+    assert copy.copy(audit).stats() == {"calls": 0}
 
 
 def test_a_shortfall_is_told_once_and_names_the_estimate():

@@ -52,6 +52,30 @@ class RaiseRare(transformers.LogitsProcessor):
         return -scores
 
 
+def contrastive(model, input_ids, *_, **__):
+    """Contrastive search: of the four likeliest words the one whose state is least like those before."""
+    for _ in range(STEPS):
+        shares, likely = model(input_ids).logits[:, -1].softmax(-1).topk(4)
+        longer = torch.cat([input_ids.repeat_interleave(4, 0), likely.reshape(-1, 1)], 1)
+        states = torch.nn.functional.normalize(model(longer, output_hidden_states=True).hidden_states[-1], dim=-1)
+        alike = (states[:, :-1] @ states[:, -1:].mT).amax((1, 2)).reshape(shares.shape)
+        best = (0.4 * shares - 0.6 * alike).argmax(1, keepdim=True)
+        input_ids = torch.cat([input_ids, likely.gather(1, best)], 1)
+    return input_ids
+
+
+def diverse(model, input_ids, *_, **__):
+    """Diverse search: each text pays for the words that those before it take in the same step."""
+    for _ in range(STEPS):
+        scores, taken = model(input_ids).logits[:, -1].log_softmax(-1), torch.zeros(WORDS)
+        chosen = []
+        for own in scores:
+            chosen.append((own - 2 * taken).argmax())
+            taken[chosen[-1]] += 1
+        input_ids = torch.cat([input_ids, torch.stack(chosen)[:, None]], 1)
+    return input_ids
+
+
 SAMPLE = {"do_sample": True}
 SETTINGS = {
     "greedy": {},
@@ -81,9 +105,15 @@ SETTINGS = {
     "sampled, no repetition": SAMPLE | {"repetition_penalty": 3.0, "top_k": 5},
     "decay": {"exponential_decay_length_penalty": (2, 2.0), "eos_token_id": 1},
     "least length": {"min_new_tokens": 5, "eos_token_id": 1},
+    "least length with the prompt": {"min_length": 11, "eos_token_id": 1},
     "forced": {"forced_bos_token_id": 5, "forced_eos_token_id": 6},
     "guided": {"guidance_scale": 2.0},
     "watermark": {"watermarking_config": transformers.WatermarkingConfig(bias=3.0)},
+    "watermark of n-grams": SAMPLE
+    | {"watermarking_config": transformers.SynthIDTextWatermarkingConfig(ngram_len=2, keys=[3, 5, 7]), "top_k": 10},
+    # These left transformers: a function given by the user searches.
+    "contrastive": {"custom_generate": contrastive},
+    "diverse": {"custom_generate": diverse},
     "renormalised": SAMPLE | {"top_k": 10, "renormalize_logits": True},
     "lookup": {"prompt_lookup_num_tokens": 2},
     "beams": {"num_beams": 3},
@@ -143,6 +173,7 @@ def test_every_option_gives_the_models_own_text(family, certify):
         assert torch.equal(text, right), setting
     counted = head.stats()["full_layer"]
     assert {"top_h", "logits_processor", "output_scores"} <= set(counted)
+    assert ("custom_generate" in counted) == (name == "gpt2")
     assert not {"top_k", "top_p", "min_p", "prefix_allowed_tokens_fn", "suppress_tokens"} & set(counted)
     assert sum(counted.values()) < head.rows
 

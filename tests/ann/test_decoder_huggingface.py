@@ -3,6 +3,7 @@
 import copy
 import gc
 import pickle
+import warnings
 
 import pytest
 
@@ -11,6 +12,7 @@ transformers = pytest.importorskip("transformers")
 torch.set_num_threads(1)
 
 from memhier.ann.decoder import TopKSoftmax  # noqa: E402
+from memhier.ann.decoder.module import huggingface  # noqa: E402
 from memhier.ann.decoder.module.contexts import ContextSample  # noqa: E402
 from memhier.ann.decoder.module.generation import need_of  # noqa: E402
 from memhier.ann.decoder.module.huggingface import AcceleratedHead, accelerate, rescore, undo  # noqa: E402
@@ -62,6 +64,24 @@ def generate(model, **options):
     return model.generate(
         text, attention_mask=torch.ones_like(text), max_new_tokens=20, eos_token_id=None, pad_token_id=0, **options
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_ways_that_are_timed_are_those_of_a_step(model, monkeypatch, dtype):
+    asked = []
+
+    def measure(ways, states, seed):
+        asked.append((ways, states))
+        return ((1, "preview"),)
+
+    monkeypatch.setattr(huggingface, "measure_choices", measure)
+    head = accelerate(model.to(dtype), k=20, certify=True).get_output_embeddings()
+    assert head.stats()["contexts_checked"] == 0
+    for (ways, states), step in zip(asked, (head.filled, lambda hidden: head.proven(hidden, 20)), strict=True):
+        some = torch.from_numpy(states[:64]).to(dtype)
+        with torch.no_grad():
+            torch.testing.assert_close(ways["preview"](states[:64]), step(some), rtol=0, atol=0)
+            torch.testing.assert_close(ways["full"](states[:64]), head.head(some), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("source", ["written", "given"])
@@ -128,6 +148,16 @@ def test_ties_are_left_to_the_layer_itself(model):
     torch.testing.assert_close(generate(model, do_sample=False), right)
     head = model.get_output_embeddings()
     assert head.completed > head.rows // 2
+
+
+def test_greedy_among_some_words_is_the_models_own_with_words_within_rounding(model):
+    weight = model.get_output_embeddings().weight.data
+    weight[WORDS // 2 :] = weight[: WORDS // 2] * (1 + 2.0**-23 * torch.randint(-1, 2, (WORDS // 2, 32)))
+    options = {"do_sample": False, "suppress_tokens": [3]}  # so that each step needs two words
+    right = generate(model, **options)
+    accelerate(model, k=20, certify=True, method="preview")
+    assert torch.equal(generate(model, **options), right)
+    assert not model.get_output_embeddings().stats()["full_layer"]
 
 
 def test_training_goes_through_the_layer_itself(model):
@@ -455,6 +485,67 @@ def test_weights_that_changed_are_seen_by_the_next_step(model, options):
     found = generate(model, **options)
     assert not model.get_output_embeddings().decoder.is_stale(model.get_output_embeddings().head)
     torch.testing.assert_close(found, generate(undo(model), **options))
+
+
+@UNLIKE
+@pytest.mark.parametrize("options", [{"do_sample": False}, {"num_beams": 3, "do_sample": False}])
+def test_adapters_that_are_merged_without_a_version_are_seen_by_the_next_call(model, options):
+    text = make_text(40, 24, torch.Generator().manual_seed(9))
+    other = copy.deepcopy(model)
+    generate(accelerate(model, k=20, input_ids=text), **options)
+    delta = torch.randn(WORDS, 1, generator=torch.Generator().manual_seed(2)) * torch.randn(1, 32)
+    model.get_output_embeddings().head.weight.data.add_(delta)
+    other.get_output_embeddings().weight.data.add_(delta)
+    assert (generate(model, **options) == generate(other, **options)).all()
+    assert set(model.get_output_embeddings().stats()["full_layer"]) <= {"faster"}
+
+
+@pytest.mark.parametrize("options", [{"do_sample": False}, {"num_beams": 3, "do_sample": False}])
+def test_a_model_that_is_in_training_mode_writes_too(model, options):
+    accelerate(model, k=20, input_ids=make_text(40, 24, torch.Generator().manual_seed(9)), certify=True)
+    right = generate(model, **options)
+    for part in model.modules():
+        part.training = isinstance(part, AcceleratedHead)  # without dropout
+    assert (generate(model, **options) == right).all()
+
+
+class Adapted(torch.nn.Linear):
+    """An adapter as a class made of Linear."""
+
+    def forward(self, hidden):
+        return super().forward(hidden) + hidden.sum(-1, keepdim=True) * torch.linspace(-1, 1, self.out_features)
+
+
+@UNLIKE
+@pytest.mark.parametrize("options", [{"do_sample": False}, {"num_beams": 3, "do_sample": False}])
+@pytest.mark.parametrize("kind", ["class", "hook", "input hook", "later hook", "own later hook", "autocast"])
+def test_a_layer_that_does_more_than_a_product_is_left_to_itself(model, options, kind):
+    def change(_, __, logits):
+        return logits + torch.linspace(-9, 9, WORDS)
+
+    def change_input(_, inputs):
+        return (inputs[0] * torch.linspace(-2, 2, 32),)
+
+    if kind == "class":
+        adapted = Adapted(32, WORDS, bias=False)
+        adapted.weight = model.get_output_embeddings().weight
+        model.set_output_embeddings(adapted)
+    elif kind == "hook":
+        model.get_output_embeddings().register_forward_hook(change)
+    elif kind == "input hook":
+        model.get_output_embeddings().register_forward_pre_hook(change_input)
+    other = copy.deepcopy(model)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        accelerate(model, k=20, input_ids=make_text(40, 24, torch.Generator().manual_seed(9)), method="preview")
+    assert any("not those of its output layer" in str(each.message) for each in said) == (kind in ("class", "hook"))
+    head = model.get_output_embeddings()
+    if "later" in kind:
+        other.get_output_embeddings().register_forward_hook(change)
+        (head if "own" in kind else head.head).register_forward_hook(change)
+    with torch.autocast("cpu", enabled=kind == "autocast"):
+        assert (generate(model, **options) == generate(other, **options)).all()
+    assert sum(head.stats()["full_layer"].values()) == head.stats()["rows"] > 0
 
 
 @pytest.mark.parametrize(

@@ -136,6 +136,75 @@ def test_rows_not_ranked_keep_an_answer_from_being_proven(core):
     assert found.proven.mean() < 0.5, "six rows alone cannot prove five of hundreds"
 
 
+@pytest.mark.parametrize("scale", [1, 1e-23, 1e-26])
+def test_small_states_whose_squares_vanish_prove_nothing_wrong(core, scale):
+    rng = np.random.default_rng(0)
+    hidden = rng.normal(size=(300, 64)).astype(np.float32)
+    across, _ = np.linalg.qr(hidden[:4].T)
+    weight = rng.normal(size=(500, 64))
+    weight = (weight - weight @ across @ across.T).astype(np.float32)  # logits are the noise of rounding
+    index = LogitIndex.build(weight, None, contexts=hidden[4:], k=5, method="preview")
+    states = (scale * hidden[:4]).astype(np.float32)
+    right = np.sort(np.argsort(-exact(weight, np.zeros(500), states), 1)[:, :5], 1)
+    whole = index.proven_of(states, states @ weight.T, 5)
+    for found in (index.topk(states, 5, certify=True, complete=False), whole):
+        assert (np.sort(found.indices, 1) == right)[found.proven].all()
+
+
+def test_products_that_vanish_beside_biases_prove_nothing_wrong(core):
+    weight, bias = np.zeros((600, 64), np.float32), np.zeros(600, np.float32)
+    weight[0], bias[1] = 2.6e-23, 7e-45  # each product of row 0 is half of the least number
+    states = np.full((2, 64), 2.6e-23, np.float32)
+    index = LogitIndex.build(weight, bias, k=1, method="preview")
+    for found in (index.topk(states, 1, certify=True), index.proven_of(states, states @ weight.T + bias, 1)):
+        assert ((found.indices[:, 0] == 0) | ~found.proven).all()
+
+
+def test_logits_that_float16_rounds_to_the_same_number_near_zero_are_not_proven(core):
+    rng = np.random.default_rng(0)
+    weight = (rng.normal(size=(600, 64)) * 1e-3).astype(np.float16)
+    hidden = (rng.normal(size=(400, 64)) * 1e-3).astype(np.float16).astype(np.float32)
+    index = LogitIndex.build(weight, k=1, method="preview")
+    rounded = index.logits(hidden).astype(np.float16).astype(np.float32)
+    order = -np.sort(-rounded, 1)
+    for found in (index.topk(hidden, 1, certify=True), index.proven_of(hidden, rounded, 1)):
+        assert (order[:, 0] > order[:, 1])[found.proven].all()
+        assert found.proven.mean() > 0.5
+
+
+@pytest.mark.parametrize("order", ["any", "falling", "rising", "equal"])
+@pytest.mark.parametrize(("words", "k"), [(1, 1), (2, 2), (15, 3), (16, 16), (1001, 1), (1001, 10), (700, 400)])
+def test_of_a_product_the_largest_are_found_and_proven_but_for_ties(core, words, k, order):
+    weight, bias, hidden = make_layer(words, 24)
+    if order == "equal":
+        weight[:], bias[:] = weight[0], bias[0]
+    elif order != "any":  # as words by their frequency
+        weight[:], bias = 0, np.sort(bias)[:: -1 if order == "falling" else 1].copy()
+    index = LogitIndex.build(weight, bias, method="preview", k=min(5, words))
+    found = index.proven_of(hidden[:20], hidden[:20] @ weight.T + bias, k)
+    assert_largest(found, exact(weight, bias, hidden[:20]), k)
+    assert (np.diff(found.values) <= 0).all()
+    if order == "equal":
+        np.testing.assert_array_equal(found.indices, [np.arange(k)] * 20)
+    assert (found.proven == (order != "equal" or k == words)).mean() >= 0.9, "other logits may be as near"
+    with pytest.raises(ValueError, match="expected finite numbers"):
+        index.proven_of(np.full_like(hidden[:1], np.nan), np.zeros((1, words), np.float32), k)
+
+
+@pytest.mark.parametrize("numbers", [[], [4.0], [4.0, 2.0, 3.0], [np.inf, 5.0, -np.inf], [np.inf] * 3 + [1.0]])
+@pytest.mark.parametrize("rest", [-np.inf, np.nan])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_of_logits_that_are_not_finite_the_answer_holds_each_word_once_and_no_proof(core, numbers, rest, dtype):
+    weight, bias, hidden = make_layer(600, 24)
+    index = LogitIndex.build(weight.astype(dtype), bias, method="preview")
+    logits = np.full((1, 600), rest, np.float32)  # as of a layer of float16 whose logits are beyond 65504
+    logits[0, 7 : 7 + len(numbers)] = numbers
+    found = index.proven_of(hidden[:1], logits, 3)
+    best = np.argsort(-np.where(logits[0] > -np.inf, logits[0], -np.inf), kind="stable")[:3]
+    np.testing.assert_array_equal(np.sort(found.indices[0]), np.sort(best))
+    assert not found.proven.any()
+
+
 def test_most_answers_are_proven_and_most_rows_are_not_looked_at():
     weight, bias, hidden = make_layer(5000, 64)
     index = LogitIndex.build(weight, bias, contexts=hidden[:300], k=5, rank=32, method="preview")

@@ -460,3 +460,63 @@ def test_certified_answers_of_a_full_product_are_exact_and_proven_but_for_ties(d
     assert not proven[-1], "rows 5 and 7 are equal"
     whole = decoder.index.topk(states.numpy(), 1, certify=True, complete=True)
     assert (whole.indices[proven.numpy()] == words.numpy()[proven.numpy()]).all()
+
+
+def test_autocast_changes_no_certified_answer():
+    head, _ = make_head()
+    decoder = TopKSoftmax.from_linear(head, k=10)
+    states = torch.randn(400, 24, generator=torch.Generator().manual_seed(1))
+    assert not decoder.index.proof_pays(400)
+    right = decoder.certified_topk(states, 5)
+    with torch.autocast("cpu"):
+        for one, other in zip(decoder.certified_topk(states, 5), right, strict=True):
+            assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_states_that_the_dtype_of_the_layer_would_round_are_certified_as_they_are(dtype):
+    generator = torch.Generator().manual_seed(0)
+    head = torch.nn.Linear(24, 600, bias=False)
+    head.weight.data = torch.randn(600, 24, generator=generator) / 100
+    head.weight.data[:, 1] = -head.weight.data[:, 0].copy_(torch.randn(600, generator=generator))
+    head = head.to(dtype)
+    decoder = TopKSoftmax.from_linear(head, k=5)
+    states = torch.randn(400, 24, generator=generator) / 30
+    states[:, 0], states[:, 1] = 1 + torch.randn(400, generator=generator) * 2.0**-10, 1  # their products cancel out
+    assert not decoder.index.proof_pays(400)
+    _, words, proven = decoder.certified_topk(states, 1)
+    exact = states.double() @ head.weight.double().T
+    assert (exact.gather(1, words)[:, 0] == exact.amax(1))[proven].all()
+
+
+def test_ties_within_rounding_do_not_send_a_batch_to_the_full_product(monkeypatch):
+    rng = np.random.default_rng(4)
+    weight = np.repeat(rng.normal(size=(1500, 24)), 2, axis=0).astype(np.float32)  # the 5th and the 6th logit are equal
+    hidden = rng.normal(size=(400, 24)).astype(np.float32)
+    head = torch.nn.Linear(24, 3000)
+    head.weight.data, head.bias.data = torch.from_numpy(weight), torch.zeros(3000)
+    decoder = TopKSoftmax.from_linear(head, k=5, contexts=torch.from_numpy(hidden[:300]), method="preview")
+    fifth = np.sort(hidden[300:].astype(np.float64) @ weight.T.astype(np.float64), 1)[:, -5]
+    whole, taken = torch.nn.functional.linear, []
+    monkeypatch.setattr(
+        torch.nn.functional, "linear", lambda states, *rest: taken.append(len(states)) or whole(states, *rest)
+    )
+    values, words, proven = decoder.certified_topk(torch.from_numpy(hidden[300:]))
+    assert not proven.any()
+    assert not taken
+    np.testing.assert_allclose(values.numpy()[:, -1], fifth, rtol=1e-5, atol=1e-5)
+    assert (words.sort(1).values.diff(dim=1) > 0).all()
+    found = decoder.index.topk(hidden[300:], certify=True, complete=True)
+    np.testing.assert_array_equal(found.indices, words.numpy())
+    one = decoder.certified_topk(torch.from_numpy(hidden[300:301]))
+    assert taken == [1], "one state alone has the very answer of the layer"
+    torch.testing.assert_close(one[0], values[:1])
+
+
+def test_a_warning_names_the_line_that_called_the_module():
+    head, hidden = make_head()
+    decoder = TopKSoftmax.from_linear(head, k=5, contexts=hidden, method="preview")
+    model = torch.nn.Sequential(torch.nn.Identity(), decoder)
+    with torch.no_grad(), pytest.warns(UserWarning, match="unlike the contexts") as said:
+        model(30 * hidden)
+    assert [each.filename for each in said] == [__file__]

@@ -52,6 +52,15 @@ def draws_of(index, state, rule, count, seed=1, **more):
     return sampler(np.repeat(state[None], count, 0)), sampler
 
 
+def test_draws_of_a_batch_pay_whatever_the_build_was_measured_for():
+    weight, bias, _ = make_layer(20_000, 64)
+    few, many = (LogitIndex.build(weight, bias, k=k) for k in (2, 64))
+    for batch in (1, 16, 256):
+        assert few.draws_pay(batch, 448)
+        assert many.draws_pay(batch, 448)
+    assert not few.draws_pay(256, 20_000)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("options", RULES, ids=str)
 def test_draws_have_the_distribution_of_the_full_layer(options):

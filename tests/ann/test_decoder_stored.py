@@ -54,6 +54,8 @@ def test_every_way_answers_as_in_dram(pair, method):
 
 def test_one_submission_reads_each_row_of_a_batch_once(pair):
     _, stored, queries, _ = pair
+    for _ in range(128):  # the preview, which reads more, answers 64 of these again
+        stored.topk(queries[:1], method="graph")
     before = stored.stats()
     stored.topk(np.repeat(queries[:1], 16, axis=0), method="graph")
     after = stored.stats()

@@ -13,12 +13,21 @@ from memhier.ann.interval import recall_interval
 from memhier.callers import user_stacklevel
 from memhier.errors import RecallWarning
 
-__all__ = ["STATES_MOST", "PrecisionAudit"]
+__all__ = ["STATES_MOST", "PrecisionAudit", "precision_of"]
 
 STATES_MOST = 16  # states of an audited call that are answered again
 _RECENT = 1024  # audited calls that the estimate is about
 _DRAWN = 4096  # calls drawn for at a time
 _UNASKED = 512  # calls audited without a share, as their states are unlike the build's
+
+
+def precision_of(found: TopK, exact: TopK, slack: Floats) -> float | None:
+    """Return the share of an answer that is among the largest, see :meth:`PrecisionAudit.note`; None if it is empty."""
+    present = exact.indices >= 0
+    if not present.any():
+        return None
+    least = np.where(present, exact.values, np.inf).min(1) - slack
+    return float((found.values >= least[:, None])[present].mean())
 
 
 class PrecisionAudit:
@@ -33,7 +42,8 @@ class PrecisionAudit:
     """
 
     def __init__(self, share: float, seed: int, declared: float) -> None:
-        self._share, self._seed, self._declared = share, seed, declared
+        self.share: float
+        self.share, self._seed, self._declared = share, seed, declared
         self._lock = threading.Lock()
         self._calls = self._audited = self._unasked = 0
         self._drawn = np.zeros(0, np.bool_)
@@ -42,16 +52,16 @@ class PrecisionAudit:
 
     def __reduce__(self) -> tuple[type["PrecisionAudit"], tuple[float, int, float]]:
         """Pickle and copy the options alone."""
-        return type(self), (self._share, self._seed, self._declared)
+        return type(self), (self.share, self._seed, self._declared)
 
     def draw(self, *, unlike: bool = False) -> bool:
         """Say if the next call is audited: it is drawn, or one of the first calls with states unlike the build's."""
-        if not self._share and not unlike:
+        if not self.share and not unlike:
             return False
         with self._lock:
             unasked = unlike and self._unasked < _UNASKED
             self._unasked += unasked
-            return (bool(self._share) and self._next()) or unasked
+            return (bool(self.share) and self._next()) or unasked
 
     def note(self, found: TopK, exact: TopK, slack: Floats) -> None:
         """Count an audited call by its share of values that are among the largest, and warn once if they are too few.
@@ -63,11 +73,9 @@ class PrecisionAudit:
         slack
             float32 ``[n]``: the most that another order of summing takes from a logit.
         """
-        present = exact.indices >= 0
-        if not present.any():
+        precision = precision_of(found, exact, slack)
+        if precision is None:
             return
-        least = np.where(present, exact.values, np.inf).min(1) - slack
-        precision = float((found.values >= least[:, None])[present].mean())
         with self._lock:
             self._audited += 1
             self._recent.append(precision)
@@ -99,7 +107,7 @@ class PrecisionAudit:
             estimate, low, high = self._estimate()
             audited = self._audited
         known = {} if not audited else {"precision": estimate, "precision_low": low, "precision_high": high}
-        return {"share": self._share, "calls": audited, **known}
+        return {"share": self.share, "calls": audited, **known}
 
     def _estimate(self) -> tuple[float, float, float]:
         """Return the mean precision of recent calls and its interval; one call counts as one number."""
@@ -109,6 +117,6 @@ class PrecisionAudit:
     def _next(self) -> bool:
         block, at = divmod(self._calls, _DRAWN)
         if not at:
-            self._drawn = np.random.default_rng((self._seed, block)).random(_DRAWN) < self._share
+            self._drawn = np.random.default_rng((self._seed, block)).random(_DRAWN) < self.share
         self._calls += 1
         return bool(self._drawn[at])

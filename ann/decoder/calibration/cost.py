@@ -13,7 +13,7 @@ _PER_CODE = 0.8  # a byte of a code
 _NUMBERS = 8  # bytes of a row's offset and scale
 
 
-def full_costs_less(states: int, words: int, dimension: int, width: int, rows: int, margin: float = 1.0) -> bool:
+def full_costs_less(states: int, words: int, dimension: int, width: int, rows: int) -> bool:
     """Say if a full product and a selection from it cost less than a scan, for a layer in DRAM.
 
     Parameters
@@ -24,12 +24,8 @@ def full_costs_less(states: int, words: int, dimension: int, width: int, rows: i
         Bytes of a row's code.
     rows
         Candidates that the scan ranks exactly, for each state.
-    margin
-        Multiplies the cost of the scan.
     """
-    return _full_cost(states, words, dimension, 4 * dimension) < margin * _scan_cost(
-        states, words, 4 * dimension, width, rows
-    )
+    return _full_cost(states, words, dimension, 4 * dimension) < _scan_cost(states, words, 4 * dimension, width, rows)
 
 
 def listed_costs_less(listed: int, states: int, words: int, row_bytes: int, width: int, rows: int) -> bool:

@@ -7,6 +7,7 @@ the same model have nearly the same norms.
 """
 
 import warnings
+import zlib
 from typing import TypeAlias
 
 import numpy as np
@@ -17,7 +18,7 @@ from memhier.ann.decoder.coding.projection import Projection
 from memhier.ann.decoder.layer import Floats
 from memhier.callers import user_stacklevel
 
-__all__ = ["Familiarity", "Ranges", "ranges_of"]
+__all__ = ["Familiarity", "Ranges", "pause_after", "ranges_of"]
 
 Ranges: TypeAlias = tuple[tuple[float, float], ...]
 Doubles: TypeAlias = npt.NDArray[np.float64]
@@ -28,7 +29,7 @@ _TAIL = 0.005  # share of the build's contexts beyond either end of a range, bef
 _WIDER = 0.25  # of a range, at either end
 _AT_ONCE = 16  # states of a call that are checked, at most
 _FIRST = 64  # states that are checked in any call
-_EVERY = 64  # from then on, one call of so many is checked
+_PAUSE = 127  # from then on, fewer calls than this are passed over, 63 in the mean
 _ENOUGH = 16  # states before a warning
 _MANY = 0.25  # share of unlike states that warns
 _REMEMBERED = 256  # recent states; beyond them all counts are halved
@@ -42,8 +43,13 @@ def ranges_of(projection: Projection, contexts: Floats) -> Ranges:
     return tuple(zip((low - wider).tolist(), (high + wider).tolist(), strict=True))
 
 
+def pause_after(turn: int) -> int:
+    """Return how many calls to pass over after a check; at equal distances all might be of one kind."""
+    return zlib.crc32(turn.to_bytes(8, "little")) % _PAUSE
+
+
 class Familiarity:
-    """Checks the first states that a decoder answers, and states of one call in 64 from then on.
+    """Checks the first states that a decoder answers, and states of one call in 64, in the mean, from then on.
 
     Parameters
     ----------
@@ -61,7 +67,7 @@ class Familiarity:
     def __init__(self, projection: Projection, ranges: Ranges, audit: PrecisionAudit) -> None:
         self._projection, self._audit = projection, audit
         self._ranges = np.array(ranges, np.float64).reshape(-1, 2)
-        self._calls = self._recent = self._recent_unlike = 0
+        self._turns = self._rest = self._recent = self._recent_unlike = 0
         self._warned = False
         self.checked: int
         self.unlike: int
@@ -74,9 +80,22 @@ class Familiarity:
 
         The warning names the user's call.
         """
-        self._calls += 1
-        if self.checked >= _FIRST and self._calls % _EVERY:
+        if self._rest:
+            self._rest -= 1
             return False
+        unlike = self.check(hidden)
+        if self.settled:
+            self._turns += 1
+            self._rest = pause_after(self._turns)
+        return unlike
+
+    @property
+    def settled(self) -> bool:
+        """Whether the first states are checked, or none ever will be."""
+        return self.checked >= _FIRST or not len(self._ranges)
+
+    def check(self, hidden: Floats) -> bool:
+        """Check states in any case; returns as :meth:`look`."""
         if not len(self._ranges) or not len(hidden):
             return False
         norms = _norms(self._projection, hidden[:: max(1, len(hidden) // _AT_ONCE)][:_AT_ONCE], len(self._ranges))

@@ -13,6 +13,7 @@ METHODS: tuple[Method, ...] = ("auto", "graph", "preview", "screen", "full")
 WAYS = METHODS[1:]
 HEAD = 256  # exact rows of a partition function
 _MARGIN = 4  # a domain that calibration did not see had up to three times the errors
+_SCREENED = 0.5  # the share of the radius within which seeds alone are trusted
 FAR_PROBES = 16  # no group is near, so many lend their seeds
 
 
@@ -112,13 +113,17 @@ class Settings:
         return self.limit(k, words), self.coarse(k)
 
     def walk(self, way: str, among: bool = False) -> Walk:
-        """Return the effort of the way ``"graph"`` or ``"screen"``; among half of the words, with twice the list."""
+        """Return the effort of the way ``"graph"`` or ``"screen"``; among half of the words, with twice the list.
+
+        Seeds alone are trusted near the centres; contexts between the groups are walked for.
+        """
         longer = 2 if among else 1
         near = Effort(self.probes, longer * self.graph_ef, self.graph_limit)
-        if way == "screen":
-            near = Effort(self.screen_probes, 0, self.screen_limit)
         far = Effort(FAR_PROBES, longer * self.far_ef, self.far_limit) if self.far_ef else NO_WALK
-        return Walk(near, self.radius, far, self.far_radius)
+        if way == "graph":
+            return Walk(near, self.radius, far, self.far_radius)
+        seeds, radius = Effort(self.screen_probes, 0, self.screen_limit), _SCREENED * self.radius
+        return Walk(seeds, radius, far, self.far_radius) if self.far_ef else Walk(seeds, radius, near, self.radius)
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Self:

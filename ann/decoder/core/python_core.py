@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from memhier.ann.decoder.core.python_draws import Draw, Tail, Uniforms
 from memhier.ann.decoder.core.verdicts import Rule
-from memhier.ann.decoder.layer import DTYPES, LARGEST, as_floats
+from memhier.ann.decoder.layer import DTYPES, LARGEST, as_floats, least_error
 
 __all__ = ["PythonCore", "allow_words", "unpacked"]
 
@@ -38,6 +38,7 @@ class PythonCore:
             self._bytes = signed.transpose(0, 2, 1, 3).reshape(-1, width)[: self._rows]
             self._numbers = numbers[:, : self._rows].astype(np.float64)
         self._digits = digits
+        self._least = 0.0 if exact is None else least_error(DTYPES[exact[1]], len(self._mean))
 
     @property
     def workspace_bytes(self) -> int:
@@ -70,7 +71,8 @@ class PythonCore:
             places, cut = order[:limit], keys[order[limit]] if limit < len(order) else -np.inf
             chosen = names[places]
             logits = self._logits(state, chosen)
-            error = per_norm * float(np.linalg.norm(state)) * norms[chosen] + per_logit * np.abs(logits)
+            norm = float(np.linalg.norm(state.astype(np.float64)))
+            error = per_norm * norm * norms[chosen] + per_logit * np.abs(logits) + self._least
             if bounds:
                 count = self._stop(keys[places], logits, error, k)
                 cut = keys[places[count]] if count < len(places) else cut
@@ -107,8 +109,30 @@ class PythonCore:
             best = np.lexsort((names, -logits))
             _report(names[best], logits[best], k, values[number], indices[number])
             if proven is not None:
-                error = per_norm * float(np.linalg.norm(state)) * norms[names] + per_logit * np.abs(logits)
+                norm = float(np.linalg.norm(state.astype(np.float64)))
+                error = per_norm * norm * norms[names] + per_logit * np.abs(logits) + self._least
                 proven[number] = _is_proven(logits[best], error[best], k, -np.inf)
+        return -1
+
+    def prove(
+        self, *, hidden: Floats, logits: Floats, rounding: tuple[float, float], values: Floats, indices: Ints,
+        proven: npt.NDArray[np.uint8],
+    ) -> int:  # fmt: skip
+        """See the compiled core."""
+        bad = _first_bad(hidden)
+        if bad >= 0:
+            return bad
+        (_, kind, _, norms), (per_norm, per_logit), k = self._exact, rounding, values.shape[1]
+        whole = np.where(logits > -np.inf, logits.astype(np.float64), -np.inf)  # of NaN, too
+        for number, (state, own) in enumerate(zip(hidden, whole, strict=True)):
+            best = np.argsort(-own, kind="stable")[: k + 1]
+            norm = float(np.linalg.norm(state.astype(np.float64)))
+            doubt = 2 * (per_norm * norm * norms.max() + self._least) + per_logit * np.abs(own[best[k - 1 :]]).sum()
+            proven[number] = len(best) == k or (np.isfinite(own[best[k]]) and own[best[k - 1]] - own[best[k]] > doubt)
+            best = best[:k]
+            found = own[best] if DTYPES[kind] == "float32" else self._logits(state, best)  # not rounded to the dtype
+            order = np.lexsort((best, -found))
+            _report(best[order], found[order], k, values[number], indices[number])
         return -1
 
     def candidates(
@@ -252,7 +276,7 @@ class PythonCore:
             _report(names[best], found[best], k, values[number], indices[number])
             if tally is not None:
                 tally[number] = looked
-        return -1
+        return -2 if (indices[:, -1] < 0).any() else -1
 
     def _estimate(
         self, state: Floats, variance: float, coordinates: bool = False, coarse: int | None = None
@@ -288,12 +312,12 @@ class PythonCore:
     ) -> Doubles:
         """Return keys in which only the best by a coarse scan are left, if one is asked for."""
         width, survivors = coarse
-        if (width == 0 and survivors == 0) or survivors >= len(keys):
+        if width == 0 and 0 < survivors <= limit:
+            return self._by_digits(state, coordinates)[names]
+        if survivors == 0 or survivors >= len(keys):
             return keys
         if width == 0:
             estimates = self._by_digits(state, coordinates)
-            if survivors <= limit:
-                return estimates[names]
         else:
             estimates, _, _ = self._estimate(state, 0.0, coordinates, width)
         left = np.full_like(keys, -np.inf)

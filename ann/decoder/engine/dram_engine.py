@@ -12,7 +12,7 @@ from memhier.ann.decoder.allowed import Allowed
 from memhier.ann.decoder.answers import Partition, TopK, joined, largest_of, split
 from memhier.ann.decoder.coding.view import Codes
 from memhier.ann.decoder.engine.draws import DrawRequest, draw_by_core
-from memhier.ann.decoder.engine.engine import ALL_DIRECTIONS, Coarse, Walk
+from memhier.ann.decoder.engine.engine import ALL_DIRECTIONS, Coarse, Completion, Walk
 from memhier.ann.decoder.engine.envelope import AS_IS, DRAWS_MOST, Envelope, Shape, ask_core
 from memhier.ann.decoder.layer import (
     BIAS_ROUNDING,
@@ -28,6 +28,7 @@ from memhier.ann.decoder.layer import (
 
 __all__ = ["DramEngine"]
 
+_FLOAT32, _INT64 = np.dtype(np.float32), np.dtype(np.int64)  # a cold call finds these sooner than their types
 _CALLS_KEPT = 16  # calls at a time that find their workspaces made
 
 
@@ -90,6 +91,17 @@ class DramEngine:
         _check(bad, hidden)
         return TopK(values, indices, proven.view(np.bool_))
 
+    def prove(self, hidden: Floats, k: int, logits: Floats) -> TopK:
+        """Return the k largest of all logits, proven where no rounding can bring another word among them."""
+        values, indices = _room(len(hidden), k)
+        proven = np.empty(len(hidden), np.uint8)
+        bad = self._core.prove(
+            hidden=hidden, logits=logits, rounding=(self._per_norm, self._per_logit), values=values, indices=indices,
+            proven=proven,
+        )  # fmt: skip
+        _check(bad, hidden)
+        return TopK(values, indices, proven.view(np.bool_))
+
     def partition(
         self, hidden: Floats, k: int, limit: int, *, inverse: float = 1.0, interval: bool = True,
         allowed: Allowed | None = None,
@@ -116,7 +128,7 @@ class DramEngine:
 
     def walk(
         self, hidden: Floats, k: int, walk: Walk, allowed: Allowed | None = None, *,
-        away: Floats | None = None, looked: Ints | None = None,
+        complete: Completion | None = None, away: Floats | None = None, looked: Ints | None = None,
     ) -> TopK:  # fmt: skip
         """Walk the graph from the seeds of the nearest groups.
 
@@ -130,10 +142,13 @@ class DramEngine:
         near, radius, far, far_radius = walk
         bad = self._core.walk(
             hidden=hidden, near=near, radius=radius, far=far, far_radius=far_radius, values=values, indices=indices,
-            distances=away, tally=looked, allowed=_bits(allowed),
+            distances=away, tally=looked, allowed=None if allowed is None else allowed.bits,
         )  # fmt: skip
+        if bad == -1:
+            return TopK(values, indices)
         _check(bad, hidden)
-        return TopK(values, indices)
+        found = TopK(values, indices)
+        return found if complete is None else complete(hidden, k, allowed, found)
 
     def listed(self, hidden: Floats, k: int, allowed: Allowed, *, prove: bool = False) -> TopK:
         values, indices = _room(len(hidden), k)
@@ -147,8 +162,14 @@ class DramEngine:
 
     def full(self, hidden: Floats, k: int) -> TopK:
         """Compute the full product of so many states at a time that their logits stay few."""
-        step = max(1, LOGITS_MOST // self.layer.shape[0])
-        return joined([largest_of(self.all_logits(part), k) for part in split(hidden, step)])
+        return joined([largest_of(self.all_logits(part), k) for part in self._parts(hidden)])
+
+    def full_proven(self, hidden: Floats, k: int) -> TopK:
+        """Do the same, and prove as many answers as :meth:`prove` can."""
+        return joined([self.prove(part, k, self.all_logits(part)) for part in self._parts(hidden)])
+
+    def _parts(self, hidden: Floats) -> list[Floats]:
+        return split(hidden, max(1, LOGITS_MOST // self.layer.shape[0]))
 
     def all_logits(self, hidden: Floats) -> Floats:
         check_finite(hidden)
@@ -179,4 +200,4 @@ def _bits(allowed: Allowed | None) -> npt.NDArray[np.uint64] | None:
 
 
 def _room(count: int, k: int) -> tuple[Floats, npt.NDArray[np.int64]]:
-    return np.empty((count, k), np.float32), np.empty((count, k), np.int64)
+    return np.empty((count, k), _FLOAT32), np.empty((count, k), _INT64)

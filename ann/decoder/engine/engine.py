@@ -1,7 +1,7 @@
 """The interface of an engine, which finds largest logits from the codes and exact rows of one layer."""
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,9 @@ from memhier.ann.decoder.engine.draws import DrawRequest
 from memhier.ann.decoder.engine.envelope import AS_IS, Envelope, Shape
 from memhier.ann.decoder.layer import Floats, Ints, OutputLayer
 
-__all__ = ["ALL_DIRECTIONS", "CERTIFY_LIMIT", "NO_WALK", "Coarse", "Effort", "Engine", "Walk"]
+__all__ = ["ALL_DIRECTIONS", "CERTIFY_LIMIT", "NO_WALK", "Coarse", "Completion", "Effort", "Engine", "Walk"]
+
+Completion: TypeAlias = Callable[[Floats, int, Allowed | None, TopK], TopK]
 
 CERTIFY_LIMIT = 2048  # candidates of a proof
 
@@ -114,11 +116,14 @@ class Engine(Protocol):
     def draw(self, hidden: Floats, request: DrawRequest) -> tuple[Ints, npt.NDArray[np.bool_]]:
         """Draw a word for each state, or -1; say of each if it is the draw, or else only if the truncation keeps it."""
 
-    def walk(self, hidden: Floats, k: int, walk: Walk, allowed: Allowed | None = None) -> TopK:
+    def walk(
+        self, hidden: Floats, k: int, walk: Walk, allowed: Allowed | None = None, *, complete: Completion | None = None
+    ) -> TopK:
         """Walk the graph from the seeds of the nearest groups.
 
         A state beyond both radii, or with too few rows found, has -1 as its last words. The walk passes through words
         that are not allowed; a state has no answer at all if its list holds fewer allowed words than it ranks exactly.
+        If there is such a state, `complete` makes the answer, from hidden states, k, allowed words and this one.
         """
 
     def listed(self, hidden: Floats, k: int, allowed: Allowed, *, prove: bool = False) -> TopK:

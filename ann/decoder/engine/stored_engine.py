@@ -11,10 +11,10 @@ from memhier.ann.decoder.answers import Partition, TopK, best_of, joined, larges
 from memhier.ann.decoder.coding.tail import ExactLogits, close_sums
 from memhier.ann.decoder.coding.view import Codes
 from memhier.ann.decoder.engine.draws import DrawRequest, draw_in_rounds
-from memhier.ann.decoder.engine.engine import ALL_DIRECTIONS, Coarse, Walk
+from memhier.ann.decoder.engine.engine import ALL_DIRECTIONS, Coarse, Completion, Walk
 from memhier.ann.decoder.engine.envelope import AS_IS, DRAWS_MOST, Envelope, Shape, ask_core
 from memhier.ann.decoder.engine.stored_rows import StoredRows
-from memhier.ann.decoder.layer import BIAS_ROUNDING, ROUNDING, Floats, Ints, check_finite, logit_error
+from memhier.ann.decoder.layer import BIAS_ROUNDING, ROUNDING, Floats, Ints, check_finite, least_error, logit_error
 
 __all__ = ["StoredEngine"]
 
@@ -87,10 +87,15 @@ class StoredEngine:
             words[part], stays[part] = draw_in_rounds(self._core, hidden[part], request.of(part), self._logits)
         return words, stays
 
-    def walk(self, hidden: Floats, k: int, walk: Walk, allowed: Allowed | None = None) -> TopK:
+    def walk(
+        self, hidden: Floats, k: int, walk: Walk, allowed: Allowed | None = None, *, complete: Completion | None = None
+    ) -> TopK:
         """Walk the graph over the codes and rank the rows that it found exactly."""
         wanted = max(walk.near.limit, walk.far.limit)
-        return joined([self._walked(*part, k, wanted, walk) for part in self._parts(hidden, allowed, wanted)])
+        found = joined([self._walked(*part, k, wanted, walk) for part in self._parts(hidden, allowed, wanted)])
+        if complete is None or (found.indices[:, -1] >= 0).all():
+            return found
+        return complete(hidden, k, allowed, found)
 
     def listed(self, hidden: Floats, k: int, allowed: Allowed, *, prove: bool = False) -> TopK:
         """Read the allowed rows, each once for a part of the batch, and compute their logits."""
@@ -152,6 +157,7 @@ class StoredEngine:
         order = np.lexsort((rows, -logits), axis=1)
         rows, logits = np.take_along_axis(rows, order, 1), np.take_along_axis(logits, order, 1)
         error = logit_error(hidden, rows, logits, self.codes.norms, self._per_logit)
+        error += least_error(self.rows.dtype, hidden.shape[1])
         least = logits[:, k - 1] - error[:, k - 1]
         # Fewer than k rows are all there are.
         proven = (rows[:, k - 1] < 0) | ((left < least) & (logits[:, k:] + error[:, k:] < least[:, None]).all(1))

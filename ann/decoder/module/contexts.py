@@ -30,7 +30,7 @@ def read_contexts(
     seen, last = ContextSample(_CONTEXTS_MOST, seed), dict[str, Tensor]()
     hooks = (
         head.register_forward_pre_hook(lambda _, inputs: seen.add(inputs[0].reshape(-1, inputs[0].shape[-1]))),
-        head.register_forward_hook(lambda _, __, logits: last.update(logits=logits)),
+        head.register_forward_hook(lambda _, inputs, logits: last.update(hidden=inputs[0], logits=logits)),
     )
     training = [module.training for module in model.modules()]
     model.eval()
@@ -42,6 +42,8 @@ def read_contexts(
             for row in input_ids:
                 model(row[None])
         outcome, change = _change(model, texts[:1], last)
+        if not _is_product(head, last["hidden"], last["logits"]):
+            outcome, change = "other", None
     finally:
         for hook in hooks:
             hook.remove()
@@ -57,6 +59,12 @@ def _change(model: Any, text: Tensor, last: dict[str, Tensor]) -> tuple[Outcome,
     if not last:
         raise TypeError(f"model: {type(model).__name__} does not call its output layer; it cannot be replaced")
     return outcome_of(last["logits"], output), change_of(getattr(model, "config", None), last["logits"], output)
+
+
+def _is_product(head: nn.Linear, hidden: Tensor, logits: Tensor) -> bool:
+    """Say if the layer computes the product of its weights alone: a hook, or a class made of Linear, may do more."""
+    product, near = nn.functional.linear(hidden, head.weight, head.bias), 1e-2 if logits.element_size() == 2 else 1e-5
+    return product.shape == logits.shape and torch.allclose(product, logits, near, near * float(logits.abs().max()))
 
 
 def _has_encoder(model: Any) -> bool:

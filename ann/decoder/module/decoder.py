@@ -23,6 +23,7 @@ from memhier.shield import shielded
 __all__ = ["SparseLogits", "TopKSoftmax"]
 
 _FORMATS = ("dense", "sparse", "filled")
+_FLOAT32 = np.dtype(np.float32)
 
 
 class SparseLogits(NamedTuple):
@@ -121,7 +122,7 @@ class TopKSoftmax(nn.Module):
             Real hidden states ``[n, D]`` to learn from and to measure with. See :meth:`LogitIndex.build` for these and
             the other parameters.
         output
-            The result of :meth:`forward`: ``"dense"`` logits, minus infinity but for the k largest; ``"sparse"``; or
+            The result of :meth:`forward`: ``"dense"`` logits, minus infinity except for the k largest; ``"sparse"``; or
             ``"filled"``: dense logits in which all other words share the rest of Z evenly, so that a softmax gives the
             k largest their probabilities among all words.
 
@@ -199,27 +200,24 @@ class TopKSoftmax(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the result of :meth:`topk`, and bool ``[...]``: True for proven answers.
 
-        Answers without a proof come from the full product, and all answers of a batch for which that costs less, as
-        :meth:`LogitIndex.topk` says for `complete`. Arguments as in :meth:`topk`.
+        Answers without a proof come from the full product, but for ties within rounding in a batch of a float32 layer;
+        so do all answers of a batch for which that costs less. :meth:`LogitIndex.topk` says more under `complete`.
+        Arguments as in :meth:`topk`.
         """
         states, words, index = _states(hidden), _arrays_of(allowed), self.index
         own = self._weight is None or words is not None
-        whole = not own and not index.proof_pays(len(states))
-        if whole:
+        if not own and not index.proof_pays(len(states)):
             wanted = index.settings.k if k is None else check_int("k", k, 1, index.shape[0], "words")
-            check_finite(check_hidden("hidden", states, index.shape[1]))
-            exact = self._full(hidden.reshape(-1, hidden.shape[-1]), min(wanted + 1, index.shape[0]))
-            found = index.proven_of(states, TopK(exact[0].float().numpy(), exact[1].numpy()), wanted)
-        else:
-            found = index.topk(states, k, allowed=words, certify=True, complete=own)
+            states = check_hidden("hidden", states, index.shape[1])
+            logits = self._product(hidden) if self._takes(hidden, states) else index.logits(states)
+            return _proven(index.proven_of(states, logits, wanted), hidden)
+        found = index.topk(states, k, allowed=words, certify=True, complete=own)
         assert found.proven is not None
-        values, indices = torch.from_numpy(found.values), torch.from_numpy(found.indices)
-        open_ = torch.from_numpy(np.flatnonzero(~found.proven))
-        if len(open_) and not own and not whole:
-            exact = self._full(hidden.reshape(-1, hidden.shape[-1])[open_], values.shape[-1])
-            values[open_], indices[open_] = exact[0].float(), exact[1]
-        shape = (*hidden.shape[:-1], values.shape[-1])
-        return values.reshape(shape), indices.reshape(shape), torch.from_numpy(found.proven).reshape(shape[:-1])
+        if not own and not found.proven.all() and len(left := index.settle(states, found)):
+            rows = hidden.reshape(-1, hidden.shape[-1])[torch.from_numpy(left)]
+            exact = self._full(rows, found.values.shape[1])
+            found.values[left], found.indices[left] = exact[0].float().numpy(), exact[1].numpy()
+        return _proven(found, hidden)
 
     def log_prob(self, hidden: Tensor, targets: Tensor, *, allowed: Any = None) -> Tensor:
         """Return the log-probability of a word for each hidden state, float64 ``[...]``.
@@ -429,10 +427,22 @@ class TopKSoftmax(nn.Module):
         if self._weight is None:
             return self.index.logits(states)
         check_finite(states)
-        with torch.no_grad():
-            hidden = torch.from_numpy(np.ascontiguousarray(states)).to(self._weight.dtype)
-            logits: npt.NDArray[np.float32] = nn.functional.linear(hidden, self._weight, self._bias).float().numpy()
+        return self._product(torch.from_numpy(np.ascontiguousarray(states)))
+
+    def _product(self, hidden: Tensor) -> npt.NDArray[np.float32]:
+        """Return the same of hidden states ``[..., D]`` as rows, in few calls, of numbers that are not checked."""
+        weight = self._weight
+        assert weight is not None
+        if hidden.ndim != 2 or hidden.dtype != weight.dtype:
+            hidden = hidden.reshape(-1, hidden.shape[-1]).to(weight.dtype)
+        logits: npt.NDArray[np.float32] = _linear(hidden, weight, self._bias).detach().float().numpy()
         return logits
+
+    def _takes(self, hidden: Tensor, states: npt.NDArray[np.float32]) -> bool:
+        """Say if hidden states lose nothing in the dtype of the layer."""
+        assert self._weight is not None
+        dtype, given = self._weight.dtype, torch.from_numpy(states)
+        return dtype in (torch.float32, hidden.dtype) or torch.equal(given.to(dtype).float(), given)
 
     def _all_exact(self, states: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """Return all logits in single precision, whatever the layer's dtype."""
@@ -447,8 +457,16 @@ class TopKSoftmax(nn.Module):
 @torch.no_grad()
 def _full(hidden: Tensor, weight: Tensor, bias: Tensor | None, k: int) -> tuple[Tensor, Tensor]:
     """Return the k largest logits of the full product as the layer itself computes it."""
-    values, indices = torch.topk(nn.functional.linear(hidden.to(weight.dtype), weight, bias), k)
+    values, indices = torch.topk(_linear(hidden.to(weight.dtype), weight, bias), k)
     return values, indices
+
+
+def _linear(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return the product in the layer's own dtype, also where autocast would compute it in another one."""
+    if not torch.is_autocast_enabled("cpu"):
+        return nn.functional.linear(hidden, weight, bias)
+    with torch.autocast("cpu", enabled=False):
+        return nn.functional.linear(hidden, weight, bias)
 
 
 def _arrays_of(allowed: Any) -> Any:
@@ -465,6 +483,12 @@ def _shaped(found: TopK, hidden: Tensor) -> tuple[Tensor, Tensor]:
         return torch.from_numpy(found.values), torch.from_numpy(found.indices)
     shape = (*hidden.shape[:-1], found.values.shape[-1])
     return torch.from_numpy(found.values).reshape(shape), torch.from_numpy(found.indices).reshape(shape)
+
+
+def _proven(found: TopK, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    assert found.proven is not None
+    proven = torch.from_numpy(found.proven)
+    return *_shaped(found, hidden), proven if hidden.ndim == 2 else proven.reshape(hidden.shape[:-1])
 
 
 def _bounded(found: LogProb | Partition, shape: torch.Size) -> tuple[Tensor, Tensor, Tensor]:
@@ -504,16 +528,21 @@ def _arrays(weight: Tensor, bias: Tensor | None) -> tuple[npt.NDArray[Any], npt.
 
 def _states(hidden: Tensor, name: str = "hidden") -> npt.NDArray[np.float32]:
     """Return hidden states as rows of float32; float32 itself without a copy."""
+    if isinstance(hidden, Tensor):
+        try:
+            # After a model's work each attribute of a tensor takes some percent of a call; an array has all at hand.
+            usual: npt.NDArray[np.float32] = hidden.numpy()
+            if usual.dtype is _FLOAT32 and usual.ndim == 2:
+                return usual
+        except (RuntimeError, TypeError):  # gradients, another device, or a dtype that NumPy lacks
+            pass
     if not isinstance(hidden, Tensor) or not hidden.is_floating_point():
         raise TypeError(f"{name}: expected a tensor of floats, got {_kind(hidden)}")
     if not hidden.ndim:
         raise ValueError(f"{name}: expected shape [..., D], got a single number")
     if hidden.device.type != "cpu":
         raise ValueError(f"{name} lies on {hidden.device}; expected the CPU")
-    if hidden.ndim != 2 or hidden.requires_grad or hidden.dtype != torch.float32:
-        # Each of these calls takes some percent of a decoder's, after a model's work.
-        hidden = hidden.detach().reshape(-1, hidden.shape[-1]).float()
-    states: npt.NDArray[np.float32] = hidden.numpy()
+    states: npt.NDArray[np.float32] = hidden.detach().reshape(-1, hidden.shape[-1]).float().numpy()
     return states
 
 

@@ -15,13 +15,16 @@ from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from memhier.ann.decoder.answers import TopK
 from memhier.ann.decoder.calibration.build import CONTEXTS_LEAST
 from memhier.ann.decoder.calibration.calibrate import measure_choices
 from memhier.ann.decoder.calibration.settings import Choices, Method
 from memhier.ann.decoder.index import LogitIndex, way_for
+from memhier.ann.decoder.layer import BIAS_ROUNDING, Floats, norm_rounding
 from memhier.ann.decoder.module import operators
 from memhier.ann.decoder.module.beams import BeamSteps, Search, search_of
 from memhier.ann.decoder.module.contexts import read_contexts
@@ -34,6 +37,7 @@ from memhier.ann.decoder.module.steps import StepScores, steps_of
 __all__ = ["AcceleratedHead", "accelerate", "rescore", "undo"]
 
 Model = TypeVar("Model", bound=nn.Module)
+_SAMPLED = 16  # rows that are compared by each call of generate
 _PROCESSORS = "_get_logits_processor"  # the method of transformers that lists the processors of a call
 
 
@@ -97,7 +101,7 @@ class AcceleratedHead(nn.Module):
         self.generates: bool
         self.change: Change | None
         self.outcome, self.change, self.generates = outcome, change, generates
-        self._seen = _state_of(head)
+        self._seen, self._sample = _state_of(head), _sample_of(head)
         self._full: Counter[str] = Counter()
         self.calls: int
         self.completed: int
@@ -158,11 +162,13 @@ class AcceleratedHead(nn.Module):
             return full
         self._refresh()
         if kind == "proven":
-            return self._proven(hidden, words)
-        if kind == "largest":
-            return self._laid_out(hidden, *self.topk(hidden))
-        logits = self.decoder(hidden)
-        return self._proven(hidden, 1, logits) if self.certify else logits
+            return self.proven(hidden, words, ordered=need is not None and need.logits == "largest")
+        return self._laid_out(hidden, *self.topk(hidden)) if kind == "largest" else self.filled(hidden)
+
+    def filled(self, hidden: Tensor) -> Tensor:
+        """Return the largest logits and, for all other words, equal shares of the rest of Z."""
+        logits: Tensor = self.decoder(hidden)
+        return self.proven(hidden, 1, logits) if self.certify else logits
 
     def topk(self, hidden: Tensor, k: int | None = None) -> tuple[Tensor, Tensor]:
         """Return the result of :meth:`TopKSoftmax.topk`."""
@@ -183,7 +189,21 @@ class AcceleratedHead(nn.Module):
         state = _state_of(self.head)
         if self._seen != state:  # trained on, loaded anew, or moved
             self.decoder.refresh(self.head)
-            self._seen, self._prover = state, None
+            self._seen, self._sample, self._prover = state, _sample_of(self.head), None
+
+    def notice(self) -> None:
+        """Let the next step code the layer's rows again if some differ, as after ``weight.data.add_``."""
+        if self._sample != _sample_of(self.head):
+            self._seen = []
+
+    def obstacle(self) -> str:
+        """Return the reason why all calls take the full layer for now; empty if there is none."""
+        if self.training or torch.is_autocast_enabled("cpu"):
+            return "training" if self.training else "autocast"
+        # torch has no public names for a module's hooks.
+        kept = [vars(part) for part in (self, self.head)]
+        hooked = any(part["_forward_hooks"] or part["_forward_pre_hooks"] or "forward" in part for part in kept)
+        return "hooks of the layer" if hooked else ""
 
     def _may_wait(self, need: Need, rows: int, reason: str) -> bool:
         """Say if the processors of the call can do without logits, and if that is faster."""
@@ -195,7 +215,8 @@ class AcceleratedHead(nn.Module):
         if need is None:
             if self.generates:
                 return "full", 0, "a call that is not of generate"
-            need = Need("filled")
+            obstacle = self.obstacle()
+            need = Need("full" if obstacle else "filled", obstacle)
         kind, words = need.logits, need.step()
         if kind == "full":
             return "full", 0, need.reason
@@ -218,17 +239,18 @@ class AcceleratedHead(nn.Module):
         logits = torch.full((*hidden.shape[:-1], self.head.weight.shape[0]), least, dtype=hidden.dtype)
         return logits.scatter_(-1, indices, values.to(hidden.dtype))
 
-    def _proven(self, hidden: Tensor, words: int, logits: Tensor | None = None) -> Tensor:
+    def proven(self, hidden: Tensor, words: int, logits: Tensor | None = None, *, ordered: bool = False) -> Tensor:
         """Return the largest logits of states whose answer is proven, and all logits of the layer for the others.
 
-        Given `logits` stay, if their largest is the proven one.
+        Given `logits` stay, if their largest is the proven one. With `ordered` the order of the words is proven, too.
         """
         states = hidden.detach().reshape(-1, hidden.shape[-1])
-        found = self.decoder.index.topk(states.float().numpy(), words, certify=True)
+        index = self.decoder.index
+        found = index.topk(states.float().numpy(), words, certify=True)
         assert found.proven is not None
         if logits is None:
             flat = self._laid_out(states, torch.from_numpy(found.values), torch.from_numpy(found.indices))
-            right = found.proven
+            right = found.proven & _in_order(found, states, index.largest_norm) if ordered else found.proven
         else:
             flat = logits.reshape(-1, logits.shape[-1])
             # A proven word may be missing among the largest estimates that `logits` were made from.
@@ -259,11 +281,11 @@ def accelerate(
     the user's `prefix_allowed_tokens_fn`, which is asked again in a step in doubt, are applied to the exact logits of
     the words that they change. Scales and caps of logits (Cohere, Granite, Gemma 2) count in all of this.
 
-    Options that may look at other logits take the full layer: processors of one's own, watermarks, guidance,
-    `top_h`, scores as output, and beams that draw, or with biases, raising penalties or allowed words. So do
-    `typical_p` and `eta_cutoff` behind a `top_p` without a `top_k`, steps in doubt, and calls of the model outside
-    ``generate`` (a loss, a loop of one's own). ``model.get_output_embeddings().stats()`` counts their rows by reason.
-    Prompt look-up and an assistant model find the largest logits of all positions.
+    Options that may look at other logits take the full layer: processors of your own, watermarks, guidance, `top_h`,
+    scores as output, and beams that draw, or with biases, raising penalties or allowed words. So do `typical_p` and
+    `eta_cutoff` behind a `top_p` without a `top_k`, steps in doubt, a layer with hooks, autocast, and calls of the
+    model outside ``generate`` (a loss, a loop of your own). ``model.get_output_embeddings().stats()`` counts their rows
+    by reason. Prompt look-up and an assistant model find the largest logits of all positions.
 
     Parameters
     ----------
@@ -281,8 +303,8 @@ def accelerate(
         codes, or both the full product if that is faster.
     certify
         Prove the words of greedy decoding, too, and compute steps that cannot be proven in full: the text then equals
-        the model's own, but for ties within rounding. Beams of a float32 layer are decided by proven bounds of log Z:
-        the first call makes codes of all directions for them, a byte for each weight. With processors that do more
+        the model's own, except for ties within rounding. Beams of a float32 layer are decided by proven bounds of log
+        Z: the first call makes codes of all directions for them, a byte for each weight. With processors that do more
         than take words out, with `stop_strings`, or for another dtype they take the full layer. Without `certify`,
         scores of beams carry the error of the estimate of log Z, some thousandths of a nat a word; :func:`rescore`
         scores the texts to the last digits.
@@ -295,8 +317,10 @@ def accelerate(
     -------
     Model
         The same object. It shares its weights; after training or a state dict changes rows, the next step codes these
-        again. PyTorch does not report writes through ``weight.data`` or in inference mode. After these, and after much
-        training, as the measurements of the build stay, :func:`undo` and accelerate again.
+        again. PyTorch does not report writes through ``weight.data`` or in inference mode; a call of ``generate``
+        notices those that change most rows, as adapters do that are merged. After others, and after much training, call
+        :func:`undo` and accelerate again: the measurements of the build stay as they were. Call :func:`undo` before
+        ``resize_token_embeddings``, too.
 
     Raises
     ------
@@ -342,11 +366,12 @@ def accelerate(
         head, min(k, head.weight.shape[0]), precision,
         contexts=contexts, method=method, output="filled", seed=seed, progress=progress,
     )  # fmt: skip
-    choices, proofs = _measured(head, decoder, contexts, seed) if method == "auto" else 2 * (((1, method),),)
     replacement = AcceleratedHead(
-        head, decoder, certify, choices,
-        proofs=proofs, outcome=outcome, change=change, generates=hasattr(model, "generate"),
+        head, decoder, certify, ((1, method),), proofs=((1, method),),
+        outcome=outcome, change=change, generates=hasattr(model, "generate"),
     )  # fmt: skip
+    if method == "auto":
+        replacement.choices, replacement.proofs = _measured(replacement, contexts, seed)
     replacement.train(model.training)
     _settable(model).set_output_embeddings(replacement)
     if hasattr(model, "generate") and "generate" not in model.__dict__:  # one of the caller's own stays
@@ -361,7 +386,9 @@ def generate(model: Any, *arguments: Any, **options: Any) -> Any:
     head = model.get_output_embeddings()
     if not isinstance(head, AcceleratedHead):
         return type(model).generate(model, *arguments, **options)
-    with writing(head, need_of(model, arguments, options)):
+    head.notice()
+    obstacle = head.obstacle()
+    with writing(head, Need("full", obstacle) if obstacle else need_of(model, arguments, options)):
         return type(model).generate(model, *arguments, **options)
 
 
@@ -402,17 +429,20 @@ def _beams_of(head: AcceleratedHead, need: Need, processors: Any, config: Any) -
 
 
 @torch.no_grad()
-def _measured(head: nn.Linear, decoder: TopKSoftmax, contexts: Tensor, seed: int) -> tuple[Choices, Choices]:
+def _measured(replacement: AcceleratedHead, contexts: Tensor, seed: int) -> tuple[Choices, Choices]:
     """Return the faster way by batch size, of scan and layer and of proof and layer."""
-    index = copy.copy(decoder.index)  # the copy counts these contexts, not the index in use
-    trial, k = TopKSoftmax(index, head.weight, head.bias, "filled"), index.settings.k
-    ways: dict[Method, Callable[[Any], object]] = {
-        "preview": lambda states: trial(torch.from_numpy(states)),
-        "full": lambda states: head(torch.from_numpy(states).to(head.weight.dtype)),
-    }
-    choices = measure_choices(ways, contexts.numpy(), seed)
-    ways["preview"] = lambda states: index.topk(states, k, certify=True, complete=True)
-    return choices, measure_choices(ways, contexts.numpy(), seed)
+    head, index = replacement.head, copy.copy(replacement.decoder.index)  # it counts these contexts by itself
+    trial = AcceleratedHead(head, TopKSoftmax(index, head.weight, head.bias, "filled"), replacement.certify)
+    choices: list[Choices] = []
+    for scan in (trial.filled, partial(trial.proven, words=index.settings.k)):
+
+        def scanned(states: Floats, scan: Callable[[Tensor], Tensor] = scan) -> Tensor:
+            return scan(torch.from_numpy(states).to(head.weight.dtype))
+
+        ways: dict[Method, Callable[[Floats], object]] = {"preview": scanned}
+        ways["full"] = lambda states: head(torch.from_numpy(states).to(head.weight.dtype))
+        choices.append(measure_choices(ways, contexts.numpy(), seed))
+    return choices[0], choices[1]
 
 
 def undo(model: Model) -> Model:
@@ -512,6 +542,23 @@ def _state_of(head: nn.Linear) -> list[tuple[int, int]]:
     """
     parts = [head.weight] if head.bias is None else [head.weight, head.bias]
     return [(part.data_ptr(), -1 if part.is_inference() else part._version) for part in parts]
+
+
+def _in_order(found: TopK, states: Tensor, largest_norm: float) -> npt.NDArray[np.bool_]:
+    """Say of which states the layer, which rounds at other places, gives the words found the same order or ties."""
+    values = torch.from_numpy(found.values).double()
+    doubt = norm_rounding(states.shape[1]) * largest_norm * states.double().norm(dim=1, keepdim=True)
+    doubt = doubt + BIAS_ROUNDING * values.abs()
+    low, high = (values - doubt).to(states.dtype), (values + doubt).to(states.dtype)
+    right: npt.NDArray[np.bool_] = ((low[:, :-1] > high[:, 1:]) | (low[:, 1:] == high[:, :-1])).all(1).numpy()
+    return right
+
+
+def _sample_of(head: nn.Linear) -> list[bytes]:
+    """Return some of the layer's numbers, which tell of writes that have no version."""
+    parts = [head.weight] if head.bias is None else [head.weight, head.bias]
+    some = (part.detach()[:: -(-len(part) // _SAMPLED)].contiguous().view(torch.uint8) for part in parts)
+    return [each.cpu().numpy().tobytes() for each in some]
 
 
 def _check_text(model: Any, input_ids: Tensor) -> None:

@@ -157,17 +157,15 @@ class Sampler:
                 break
             for some in _parts(rows, most):
                 words, scores, cut = self._bounded(states[some], known.of(some), most)
-                # Of equal scores the greater word is the first to stay.
-                order = np.lexsort((words, scores), axis=1)
-                words, rising = np.take_along_axis(words, order, 1), np.take_along_axis(scores, order, 1)
                 if rule.top_k is not None:
-                    least = rising[:, -min(rule.top_k, rising.shape[1])]
+                    place = scores.shape[1] - min(rule.top_k, scores.shape[1])
+                    least = np.partition(scores, place, axis=1)[:, place]
                 else:
-                    least = rising[:, -1] + np.log(rule.min_p or 1.0)
+                    least = scores.max(1) + np.log(rule.min_p or 1.0)
                 whole = (least > cut) | np.isneginf(cut)
+                words, scores = _likeliest(words[whole], scores[whole], least[whole])
                 uniform = self._uniforms(len(some))
-                shares = shares_of(rising[whole] * rule.temperature, rule)
-                drawn[some[whole]] = drawn_of(words[whole], shares, uniform[whole])
+                drawn[some[whole]] = drawn_of(words, shares_of(scores * rule.temperature, rule), uniform[whole])
             rows = rows[drawn[rows] < 0]
         return rows
 
@@ -203,6 +201,19 @@ class Sampler:
             waits = pending[some]
             stays = (waits >= 0) & (shares[np.arange(len(some)), waits] > 0)
             drawn[some] = np.where(stays, waits, fresh)
+
+
+def _likeliest(words: Ints, scores: Doubles, least: Doubles) -> tuple[Ints, Doubles]:
+    """Return all words from the least score on, and as many of each state, by rising scores.
+
+    Of equal scores the greater word comes last, as it is the first to stay.
+    """
+    near = least - 1e-9 * np.maximum(1, np.abs(least))  # rounding may lift a score up to the least
+    count = int((scores >= near[:, None]).sum(1).max(initial=1))
+    places = np.argpartition(scores, -count, axis=1)[:, -count:]
+    words, scores = np.take_along_axis(words, places, 1), np.take_along_axis(scores, places, 1)
+    order = np.lexsort((words, scores), axis=1)
+    return np.take_along_axis(words, order, 1), np.take_along_axis(scores, order, 1)
 
 
 def _parts(rows: Ints, words: int) -> list[Ints]:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from memhier.ann.decoder.layer import BIAS_ROUNDING, ROUNDING, Floats, Ints, norm_rounding
+from memhier.ann.decoder.layer import BIAS_ROUNDING, ROUNDING, Floats, Ints, least_error, norm_rounding
 from memhier.ann.decoder.module.decoder import TopKSoftmax
 from memhier.ann.decoder.module.generation import Need
 from memhier.ann.decoder.module.outcome import Change
@@ -124,7 +124,11 @@ class StepScores:
 
     @property
     def _rounding(self) -> float:
-        return ROUNDING[str(self._dtype).removeprefix("torch.")]
+        return ROUNDING[self._name]
+
+    @property
+    def _name(self) -> str:
+        return str(self._dtype).removeprefix("torch.")
 
     @torch.no_grad()
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
@@ -223,6 +227,7 @@ class StepScores:
         norms = np.linalg.norm(states.astype(np.float64), axis=1) * layer.index.largest_norm
         doubt = 2 * layer.shape.inverse * norm_rounding(states.shape[1]) * norms
         doubt += 4 * (self._rounding + BIAS_ROUNDING) * np.abs(best[:, 0])
+        doubt += 4 * least_error(self._name, states.shape[1])
         sure = best[:, 0] - np.maximum(best[:, 1], found.cut * layer.shape.inverse) > doubt
         answer: Ints = np.take_along_axis(words, order, 1)[:, 0]
         if not sure.all():

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <optional>
 #include <tuple>
 #include <utility>
@@ -12,6 +13,7 @@
 
 #include "bind/array.hpp"
 #include "bind/module.hpp"
+#include "bind/simd.hpp"
 #include "decode/sums.hpp"
 #include "decode/workspace.hpp"
 #include "draw/envelope.hpp"
@@ -23,13 +25,18 @@ namespace {
 
 // Hidden states beyond it, as weights, overflow single precision; the Python side refuses the same.
 constexpr float kLargestState = 1e15F;
+constexpr std::int64_t kTooFew = -2;
 constexpr float kLargestCoordinate = std::numeric_limits<float>::max();
 
 // The number of the first of `count` states with a value beyond `most`, or NaN; -1 for none.
+MEMHIER_CLONES
 std::int64_t first_beyond(const float* states, std::size_t count, std::size_t width, float most) {
+  int beyond = 0;
+  for (std::size_t i = 0; i < count * width; ++i) beyond |= std::abs(states[i]) <= most ? 0 : 1;
+  if (beyond == 0) return -1;
   const float* end = states + count * width;
   const float* found = std::find_if_not(states, end, [most](float value) { return std::abs(value) <= most; });
-  return found == end ? -1 : (found - states) / static_cast<std::ptrdiff_t>(width);
+  return (found - states) / static_cast<std::ptrdiff_t>(width);
 }
 
 // A scan of the first `width` directions alone, whose `survivors` are estimated again by all; none of it at zero. With
@@ -110,6 +117,9 @@ class DecoderCore {
   std::int64_t listed(const States& hidden, const Bits& allowed, const Array<float, 2>& values,
                       const Array<std::int64_t, 2>& indices, std::tuple<float, float> rounding,
                       const std::optional<Array<std::uint8_t, 1>>& proven);
+  std::int64_t prove(const States& hidden, const Array<const float, 2>& logits, std::tuple<float, float> rounding,
+                     const Array<float, 2>& values, const Array<std::int64_t, 2>& indices,
+                     const Array<std::uint8_t, 1>& proven);
   std::int64_t envelope(const States& hidden, std::tuple<float, float> shape, const Rows& out,
                         const Array<std::int64_t, 2>& rows, const Array<float, 2>& logits,
                         const Array<double, 2>& ends);
@@ -224,8 +234,13 @@ void DecoderCore::look_at(const ExactArrays& arrays) {
   const std::size_t row_bytes = kElementBytes[type] * projection_.dimension;
   require(rows.bytes() == rows_ * row_bytes, "exact: rows [rows, d]");
   require(bias.size() == rows_ && norms.size() == rows_, "exact: bias, norms float32 [rows]");
-  exact_ =
-      ExactRows{rows.data(), static_cast<RowType>(type), row_bytes, projection_.dimension, bias.data(), norms.data()};
+  const float largest = std::accumulate(norms.data(), norms.data() + rows_, 0.0F,
+                                        [](float one, float other) { return std::max(one, other); });
+  const auto kind = static_cast<RowType>(type);
+  const float least = kind == RowType::float16
+                          ? 0x1p-25F
+                          : static_cast<float>(projection_.dimension) * std::numeric_limits<float>::min();
+  exact_ = ExactRows{rows.data(), kind, row_bytes, projection_.dimension, bias.data(), norms.data(), largest, least};
 }
 
 void DecoderCore::look_at(const DigitArrays& arrays) {
@@ -252,7 +267,7 @@ std::size_t DecoderCore::keep(std::size_t count, std::size_t limit, std::size_t 
   // Without all directions there are no bounds.
   if (blocks_.has_value() && projection_.turned >= projection_.dimension)
     bytes += BlockScan::kQueries * Envelope::planned_bytes(rows_);
-  if (digits_.has_value()) bytes += BlockScan::kQueries * digits_->count;
+  if (digits_.has_value()) bytes += BlockScan::kQueries * digits_->count + BlockScan::planned_bytes(limit);
   if (seeds_.groups > 0) bytes += Walker::planned_bytes(rows_, seeds_, limit);
   spaces_.keep(count, bytes);
   return count * bytes;
@@ -339,7 +354,7 @@ void DecoderCore::answer(Workspace& space, std::size_t slot, const float* hidden
                          std::size_t query) {
   std::vector<Logit>& candidates = candidates_of(space, slot, call.limit, call.coarse);
   const float cut = space.largest[slot].threshold();
-  const float norm = std::sqrt(dot_floats(hidden, hidden, projection_.dimension));
+  const float norm = norm_above(hidden, projection_.dimension);
   const Rounding rounding{call.rounding.per_norm * norm, call.rounding.per_logit};
   const float left =
       rank_candidates(*exact_, hidden, candidates, call.k, call.proven != nullptr, rounding, space.scored);
@@ -347,7 +362,8 @@ void DecoderCore::answer(Workspace& space, std::size_t slot, const float* hidden
     close_sums({*blocks_, *exact_, rounding, call.allowed.of(query).count(rows_)}, space.queries[slot],
                space.sums[slot], space.scored, {false, true, call.interval, call.inverse, call.variance},
                call.partition + 3 * query);
-  std::sort(space.scored.begin(), space.scored.end(), Larger{});
+  const auto last = space.scored.begin() + static_cast<std::ptrdiff_t>(std::min(call.k, space.scored.size()));
+  std::partial_sort(space.scored.begin(), last, space.scored.end(), Larger{});
   report(space.scored, call.k, call.values + query * call.k, call.indices + query * call.k);
   if (call.proven != nullptr)
     call.proven[query] = is_proven(*exact_, rounding, space.scored, call.k, std::max(cut, left)) ? 1 : 0;
@@ -564,7 +580,8 @@ std::int64_t DecoderCore::draw(const States& hidden, std::tuple<float, float> sh
 }
 
 // With exact rows fills values and indices of the k largest; without, of the k best by estimate. Hidden states beyond
-// the radius are walked for with another effort; beyond its own radius, too, they are left without an answer.
+// the radius are walked for with another effort; beyond its own radius, too, they are left without an answer. Returns
+// the number of the first hidden state that is not finite or too large; else -1, or -2 if one has fewer than k rows.
 std::int64_t DecoderCore::walk(const States& hidden, Three near, float radius, Three far, float far_radius,
                                const Array<float, 2>& values, const Array<std::int64_t, 2>& indices,
                                const std::optional<Array<float, 1>>& distances,
@@ -586,6 +603,7 @@ std::int64_t DecoderCore::walk(const States& hidden, Three near, float radius, T
   if (const std::int64_t bad = first_beyond(state, count, dimension, kLargestState); bad >= 0) return bad;
   Workspaces::Lease lease(spaces_);
   Workspace& space = *lease;
+  bool all_found = true;
   for (std::size_t q = 0; q < count; ++q) {
     CodedQuery& query = space.queries[0];
     const float* one = state + q * dimension;
@@ -604,11 +622,12 @@ std::int64_t DecoderCore::walk(const States& hidden, Three near, float radius, T
       for (const auto& found : space.candidates) space.scored.push_back({found.estimate, found.estimate, found.row});
     }
     std::sort(space.scored.begin(), space.scored.end(), Larger{});
+    all_found = all_found && space.scored.size() >= k;
     report(space.scored, k, values.data() + q * k, indices.data() + q * k);
     if (distances) (*distances)[q] = apart;
     if (tally) (*tally)[q] = static_cast<std::int64_t>(looked);
   }
-  return -1;
+  return all_found ? -1 : kTooFew;
 }
 
 // The k largest of the allowed rows, of which all logits are computed. Proven is an answer that rounding cannot change.
@@ -637,9 +656,43 @@ std::int64_t DecoderCore::listed(const States& hidden, const Bits& allowed, cons
     std::partial_sort(space.scored.begin(), last, space.scored.end(), Larger{});
     report(space.scored, k, values.data() + q * k, indices.data() + q * k);
     if (!proven) continue;
-    const float norm = std::sqrt(dot_floats(state, state, dimension));
+    const float norm = norm_above(state, dimension);
     const Rounding error{std::get<0>(rounding) * norm, std::get<1>(rounding)};
     (*proven)[q] = is_proven(*exact_, error, space.scored, k, -kInfinity) ? 1 : 0;
+  }
+  return -1;
+}
+
+// The k largest of all logits [n, rows], which come as the layer computed them: rounded to its type, so of another than
+// single precision the answer is multiplied again. Proven is an answer that rounding cannot change.
+std::int64_t DecoderCore::prove(const States& hidden, const Array<const float, 2>& logits,
+                                std::tuple<float, float> rounding, const Array<float, 2>& values,
+                                const Array<std::int64_t, 2>& indices, const Array<std::uint8_t, 1>& proven) {
+  require(exact_.has_value(), "prove: needs exact rows");
+  const std::size_t count = hidden.shape(0), dimension = projection_.dimension, k = values.shape(1);
+  require(hidden.shape(1) == dimension && logits.has_shape(count, rows_), "hidden: [n, d]; logits: [n, rows]");
+  require(k >= 1 && k <= rows_ && values.shape(0) == count && indices.has_shape(count, k), "values, indices: [n, k]");
+  require(proven.size() == count, "proven: uint8 [n]");
+  const float* states = hidden.data();
+  nb::gil_scoped_release released;
+  if (const std::int64_t bad = first_beyond(states, count, dimension, kLargestState); bad >= 0) return bad;
+  Workspaces::Lease lease(spaces_);
+  Workspace& space = *lease;
+  for (std::size_t q = 0; q < count; ++q) {
+    const float* state = states + q * dimension;
+    const std::span<const float> own(logits.data() + q * rows_, rows_);
+    std::vector<Logit>& best = largest_of(own, k + 1, space.largest[0], space.lanes);
+    std::sort(best.begin(), best.end(), Larger{});
+    const float per_norm = 2 * std::get<0>(rounding) * norm_above(state, dimension);
+    proven[q] = best.size() == k || best[k - 1].key - best[k].key >
+                                        per_norm * exact_->largest_norm + 2 * exact_->least_error +
+                                            std::get<1>(rounding) * (std::abs(best[k - 1].key) + std::abs(best[k].key));
+    if (exact_->type != RowType::float32) {
+      best.resize(k);
+      for (Logit& each : best) each.key = exact_->logit(state, each.row);
+      std::sort(best.begin(), best.end(), Larger{});
+    }
+    report(best, k, values.data() + q * k, indices.data() + q * k);
   }
   return -1;
 }
@@ -668,6 +721,8 @@ void register_decoder(nb::module_& m) {
            "distances"_a.none() = nb::none(), "tally"_a.none() = nb::none(), "allowed"_a.none() = nb::none())
       .def("listed", &DecoderCore::listed, nb::kw_only(), "hidden"_a, "allowed"_a, "values"_a, "indices"_a,
            "rounding"_a = std::tuple<float, float>(0.0F, 0.0F), "proven"_a.none() = nb::none())
+      .def("prove", &DecoderCore::prove, nb::kw_only(), "hidden"_a, "logits"_a, "rounding"_a, "values"_a, "indices"_a,
+           "proven"_a)
       .def("envelope", &DecoderCore::envelope, nb::kw_only(), "hidden"_a, "shape"_a, "out"_a.none(), "rows"_a,
            "logits"_a, "ends"_a)
       .def("draw", &DecoderCore::draw, nb::kw_only(), "hidden"_a, "shape"_a, "rule"_a, "temperature"_a, "rounding"_a,

@@ -1,10 +1,33 @@
 // Exact logits of candidates, by the kernels of rank/distance.
 #include "decode/exact.hpp"
 
+#include "bind/simd.hpp"
+
 namespace memhier {
 namespace {
 
+constexpr std::size_t kTogether = 16;
+constexpr std::size_t kLanes = 8;  // for each logit that is wanted
 constexpr std::size_t kAhead = 4;  // rows on their way from memory while one is multiplied
+
+// The highest logit of each lane: logit i belongs to lane i % lanes.size(). Those left at the end do not count.
+MEMHIER_CLONES
+void find_highest(std::span<const float> logits, std::span<float> lanes) {
+  std::fill(lanes.begin(), lanes.end(), -kInfinity);  // no lane is NaN then
+  for (std::size_t at = 0; at + lanes.size() <= logits.size(); at += lanes.size())
+    for (std::size_t i = 0; i < lanes.size(); ++i) lanes[i] = logits[at + i] > lanes[i] ? logits[at + i] : lanes[i];
+}
+
+// The first place from `at` on where some logits that lie together hold one above a threshold; or where fewer are left.
+MEMHIER_CLONES
+std::size_t pass_low(std::span<const float> logits, std::size_t at, float threshold) {
+  for (; at + kTogether <= logits.size(); at += kTogether) {
+    int above = 0;
+    for (std::size_t i = 0; i < kTogether; ++i) above |= logits[at + i] > threshold ? 1 : 0;
+    if (above != 0) break;
+  }
+  return at;
+}
 
 void prefetch(const ExactRows& exact, std::uint32_t row) {
   const std::byte* start = exact.rows + std::size_t{row} * exact.row_bytes;
@@ -13,6 +36,30 @@ void prefetch(const ExactRows& exact, std::uint32_t row) {
 }
 
 }  // namespace
+
+std::vector<Logit>& largest_of(std::span<const float> logits, std::size_t count, Largest& largest,
+                               std::vector<float>& lanes) {
+  float low = -kInfinity;
+  lanes.resize((kLanes * count + kTogether - 1) / kTogether * kTogether);
+  if (2 * lanes.size() <= logits.size()) {  // as many lanes as logits are wanted have one that is not below it
+    find_highest(logits, lanes);
+    const auto last = lanes.begin() + static_cast<std::ptrdiff_t>(count) - 1;
+    std::nth_element(lanes.begin(), last, lanes.end(), std::greater<>());
+    low = std::nextafter(*last, -kInfinity);
+  }
+  largest.start(std::min(count, logits.size()), low);
+  for (std::size_t at = 0; at < logits.size();) {
+    at = pass_low(logits, at, largest.threshold());
+    for (const std::size_t end = std::min(at + kTogether, logits.size()); at < end; ++at)
+      if (logits[at] > largest.threshold()) largest.offer({logits[at], logits[at], static_cast<std::uint32_t>(at)});
+  }
+  std::vector<Logit>& found = largest.finish();
+  count = std::min(count, logits.size());
+  // Those that are NaN or minus infinity are above nothing, and the last.
+  for (std::size_t at = 0; found.size() < count; ++at)
+    if (!(logits[at] > -kInfinity)) found.push_back({-kInfinity, -kInfinity, static_cast<std::uint32_t>(at)});
+  return found;
+}
 
 float ExactRows::logit(const float* hidden, std::uint32_t row) const {
   float product;

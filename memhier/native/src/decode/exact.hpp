@@ -6,9 +6,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <span>
 #include <vector>
 
 #include "rank/distance.hpp"
+#include "rank/floats.hpp"
 #include "rank/top_k.hpp"
 
 namespace memhier {
@@ -60,9 +62,21 @@ struct ExactRows {
   std::size_t dimension;
   const float* bias;   // [rows]
   const float* norms;  // [rows]: upper bounds
+  float largest_norm;
+  float least_error;  // the loss of any logit, however near to zero, where numbers lie no closer
 
   float logit(const float* hidden, std::uint32_t row) const;
 };
+
+// The `count` largest of all logits, or all, in any order. `lanes` is room to work in.
+std::vector<Logit>& largest_of(std::span<const float> logits, std::size_t count, Largest& largest,
+                               std::vector<float>& lanes);
+
+// The norm of a hidden state, or more: of small numbers single precision may lose the squares.
+inline float norm_above(const float* state, std::size_t dimension) {
+  return std::sqrt(dot_floats(state, state, dimension) +
+                   static_cast<float>(dimension) * std::numeric_limits<float>::min());
+}
 
 // The most by which sums of products in single precision, in any order and rounded at last, may be wrong.
 struct Rounding {
@@ -76,7 +90,7 @@ float rank_candidates(const ExactRows& exact, const float* hidden, std::vector<L
                       bool by_bound, const Rounding& rounding, std::vector<Logit>& scored);
 
 inline float error_of(const ExactRows& exact, const Rounding& rounding, const Logit& scored) {
-  return rounding.per_norm * exact.norms[scored.row] + rounding.per_logit * std::abs(scored.key);
+  return rounding.per_norm * exact.norms[scored.row] + rounding.per_logit * std::abs(scored.key) + exact.least_error;
 }
 
 // Whether the first k of the scored, which are in order, are the k largest of all rows, no other being above `left`.

@@ -129,6 +129,11 @@ void margins_of_chunk(const RowNumbers& rows, std::size_t first, const Spread& s
     margins[i] = margin_of(rows, static_cast<std::uint32_t>(first + i), spread, shift);
 }
 
+// Numbers of a chunk, on their way from memory while its codes are multiplied.
+void prefetch_chunk(const float* numbers) {
+  for (std::size_t i = 0; i < kChunkRows; i += kLanes) __builtin_prefetch(numbers + i, 0, 2);
+}
+
 // Estimates by the sums of both parts of the digits.
 MEMHIER_CLONES
 void estimate_digits(const std::int32_t* leading, const std::int32_t* others, const RowNumbers& rows, std::size_t first,
@@ -239,32 +244,45 @@ void BlockScan::run(const BlockCodes& rows, const DigitCodes& digits, std::span<
     const double expected = static_cast<double>(limits[q] * sampled) / static_cast<double>(chunks);
     queries.largest[q].start(static_cast<std::size_t>(expected + 4 * std::sqrt(expected) + 8));
   }
-  pass(rows, digits, own, queries, kSampled * kChunkRows);
+  pass(rows, digits, own, queries, Chunks::sampled);
   for (std::size_t q = 0; q < own.size(); ++q) {
-    queries.largest[q].finish();
-    queries.largest[q].start(limits[q], queries.largest[q].threshold());
+    Largest& largest = queries.largest[q];
+    sampled_[q] = largest.finish();
+    std::sort(sampled_[q].begin(), sampled_[q].end(), [](const Logit& a, const Logit& b) { return a.row < b.row; });
+    largest.start(limits[q], largest.threshold());
   }
-  pass(rows, digits, own, queries, kChunkRows);
+  pass(rows, digits, own, queries, Chunks::others);
   for (std::size_t q = 0; q < own.size(); ++q) {
     Largest& largest = queries.largest[q];
     if (largest.size() >= limits[q] || largest.threshold() == -kInfinity) continue;
     largest.start(limits[q]);  // the sampled chunks have more than their share of the largest
     pass(rows, digits, own.subspan(q, 1),
-         {queries.coded.subspan(q, 1), queries.allowed.subspan(q, 1), queries.largest.subspan(q, 1), {}}, kChunkRows);
+         {queries.coded.subspan(q, 1), queries.allowed.subspan(q, 1), queries.largest.subspan(q, 1), {}}, Chunks::all);
   }
 }
 
-// Offers the rows of chunks so many rows apart.
+// Offers the rows of chunks in their order; of sampled ones, if the others are scanned, those that were found.
 void BlockScan::pass(const BlockCodes& rows, const DigitCodes& digits, std::span<const DigitQuery> own,
-                     const ScanQueries& queries, std::size_t step) {
+                     const ScanQueries& queries, Chunks wanted) {
   const std::int8_t* bytes[DigitQuery::kParts][kQueries];
-  for (std::size_t q = 0; q < own.size(); ++q)
+  const Logit* found[kQueries];
+  for (std::size_t q = 0; q < own.size(); ++q) {
     for (std::size_t part = 0; part < DigitQuery::kParts; ++part) bytes[part][q] = own[q].bytes(part);
+    found[q] = sampled_[q].data();
+  }
   const std::size_t leading = DigitQuery::count(digits, 0);
-  for (std::size_t first = 0; first < rows.padded_rows; first += step) {
+  for (std::size_t first = 0; first < rows.padded_rows; first += kChunkRows) {
+    if (wanted != Chunks::all && (first / kChunkRows % kSampled == 0) != (wanted == Chunks::sampled)) {
+      for (std::size_t q = 0; wanted == Chunks::others && q < own.size(); ++q)
+        for (; found[q] != sampled_[q].data() + sampled_[q].size() && found[q]->row < first + kChunkRows; ++found[q])
+          queries.largest[q].offer(*found[q]);
+      continue;
+    }
     const auto reaches = [first](const AllowedRows& allowed) { return allowed.reaches(first); };
     if (std::none_of(queries.allowed.begin(), queries.allowed.end(), reaches)) continue;
     const std::uint8_t* codes = digits.codes + first * (digits.count / 4);
+    prefetch_chunk(rows.numbers.offsets + first);
+    prefetch_chunk(rows.numbers.coded + first);
     dot_digits(codes, leading, {bytes[0], own.size()}, leading_);
     dot_digits(codes + kChunkRows * (leading / 4), digits.count - leading, {bytes[1], own.size()}, dots_);
     for (std::size_t q = 0; q < own.size(); ++q) {

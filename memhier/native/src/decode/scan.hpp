@@ -6,6 +6,8 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
+#include <numeric>
 #include <span>
 #include <vector>
 
@@ -112,16 +114,25 @@ class BlockScan {
   // The same by digits, without bounds and sums.
   void run(const BlockCodes& rows, const DigitCodes& digits, std::span<const DigitQuery> own,
            const ScanQueries& queries);
+  // Bytes of the rows of the chunks that a scan by digits begins with, for candidates of so many.
+  static std::size_t planned_bytes(std::size_t limit) { return kQueries * limit * sizeof(Logit); }
+  std::size_t held_bytes() const {
+    return std::accumulate(std::begin(sampled_), std::end(sampled_), std::size_t{0},
+                           [](std::size_t sum, const auto& each) { return sum + each.capacity() * sizeof(Logit); });
+  }
 
  private:
+  enum class Chunks { sampled, others, all };
+
   void pass(const BlockCodes& rows, const DigitCodes& digits, std::span<const DigitQuery> own,
-            const ScanQueries& queries, std::size_t step);
+            const ScanQueries& queries, Chunks wanted);
   void exclude(const AllowedRows& allowed, std::size_t first);
   void offer(const BlockCodes& rows, std::size_t first, const AllowedRows& allowed, const float* keys,
              Largest& largest);
 
   alignas(64) std::int32_t dots_[kQueries][kChunkRows], leading_[kQueries][kChunkRows];
   alignas(64) float estimates_[kChunkRows], margins_[kChunkRows];
+  std::vector<Logit> sampled_[kQueries];  // by row
 };
 
 }  // namespace memhier

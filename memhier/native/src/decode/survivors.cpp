@@ -17,9 +17,12 @@ void Survivors::refine(const RowCodes& codes, const CodedQuery& query, std::vect
   dots_.resize(count);
   std::transform(found.begin(), found.end(), rows_.begin(), [](const Logit& one) { return one.row; });
   const auto prefetch = [&](std::size_t first) {
-    for (std::size_t i = first; i < std::min(first + kSome, count); ++i)
+    for (std::size_t i = first; i < std::min(first + kSome, count); ++i) {
       for (std::size_t at = 0; at < codes.width; at += 64)
         __builtin_prefetch(codes.codes + std::size_t{rows_[i]} * codes.width + at);
+      __builtin_prefetch(codes.offsets + rows_[i]);
+      __builtin_prefetch(codes.scales + rows_[i]);
+    }
   };
   prefetch(0);
   for (std::size_t first = 0; first < count; first += kSome) {

@@ -24,6 +24,7 @@ struct Workspace {
   BlockScan scan;
   Walker walker;
   std::vector<Logit> candidates, scored;
+  std::vector<float> lanes;
   Survivors survivors;
   Envelope envelopes[BlockScan::kQueries];
   Sampler sampler;
@@ -31,7 +32,7 @@ struct Workspace {
 
   std::size_t bytes() const {
     std::size_t sum = sizeof(Workspace) + walker.bytes() + (candidates.capacity() + scored.capacity()) * sizeof(Logit) +
-                      survivors.bytes() + sampler.held_bytes();
+                      lanes.capacity() * sizeof(float) + survivors.bytes() + scan.held_bytes() + sampler.held_bytes();
     for (const auto& query : queries) sum += query.held_bytes();
     for (const auto& each : largest) sum += each.bytes();
     for (const auto& each : envelopes) sum += each.held_bytes();
