@@ -62,11 +62,7 @@ class AuditedItems:
         return [asdict(each) for each in efforts]
 
     def tune(
-        self,
-        state: ItemSnapshot,
-        queries: Sequence[Floats],
-        note: Callable[[Any], None],
-        stopped: Callable[[], bool],
+        self, state: ItemSnapshot, queries: Sequence[Floats], note: Callable[[Any], None], stopped: Callable[[], bool]
     ) -> bool:
         """Learn efforts from queries, and give them to the index unless it has others by then; return whether it did.
 

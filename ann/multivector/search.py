@@ -159,6 +159,8 @@ class ItemSearch:
 
     Attributes
     ----------
+    tables
+        Of the query.
     stopped
         Why it ended: one of `memhier.rows.ranking.STOPS`.
     """
@@ -172,6 +174,7 @@ class ItemSearch:
         self._allowance, self._trace = allowance or Allowance(NO_LIMITS, 0.0), trace
         self._best = Best(k)
         self._tally = dict.fromkeys(TALLY, 0)
+        self.tables: QueryTables = QueryTables(snapshot.book, query)
         self.stopped: str = "all_read"
 
     def run(self, effort: Effort | None) -> tuple[Best, dict[str, int]]:
@@ -193,12 +196,11 @@ class ItemSearch:
         if left and self._allowance.is_over():
             self.stopped = self._allowance.stopped
         elif left:
-            tables = QueryTables(snapshot.book, self._query)
-            found = None if effort is None else self._estimated(tables, effort, left)
+            found = None if effort is None else self._estimated(self.tables, effort, left)
             tally["escalated"] = int(effort is not None and found is None)
             if found is None:
                 best.keep(self._k)
-            tally["ranked"] += self._exact(tables) if found is None else self._rank(*found)
+            tally["ranked"] += self._exact(self.tables) if found is None else self._rank(*found)
         best.keep(self._k)
         for name in ("reads", "pages", "bytes"):
             tally[name] = int(self._reads.tally[name][0])
@@ -353,12 +355,8 @@ class ItemSearch:
 
     def _pages(self, numbers: Ints) -> Ints:
         """Return the pages of each item; one that several share counts for each."""
-        lows, highs = self._snapshot.token_bounds(numbers)
-        first, last = (
-            lows * self._snapshot.token_bytes // PAGE_BYTES,
-            (highs * self._snapshot.token_bytes - 1) // PAGE_BYTES,
-        )
-        pages: Ints = last - first + 1
+        (lows, highs), size = self._snapshot.token_bounds(numbers), self._snapshot.token_bytes
+        pages: Ints = (highs * size - 1) // PAGE_BYTES - lows * size // PAGE_BYTES + 1
         return pages
 
     def _read_in_order(self, numbers: Ints, upper: Floats) -> None:

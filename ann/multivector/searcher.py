@@ -19,7 +19,7 @@ from memhier.ann.multivector.trace import ItemTrace
 from memhier.ann.zoom.arguments import SearchOptions
 from memhier.ann.zoom.search.fields import FieldReader, chosen_fields
 from memhier.ann.zoom.search.grouped import QueryGroup
-from memhier.ann.zoom.search.searcher import Turns
+from memhier.ann.zoom.search.turns import Turns
 from memhier.ann.zoom.storage.ids import Sightings
 from memhier.io.reader import Reader
 
@@ -141,11 +141,11 @@ class ItemSearcher:
             recall = TARGET if options.recall is None else float(options.recall)
             for row in rows.tolist():
                 query = queries[row]
-                effort = state.calibration.effort(recall, len(query))
                 allowance = None if limits is NO_LIMITS else Allowance(limits, started)
                 search = ItemSearch(
                     state, self._reader, query, int(options.k), allowed, allowance=allowance, trace=trace
                 )
+                effort = state.calibration.effort(recall, search.tables.vectors)
                 every[row], work = search.run(effort)
                 work["escalated"] |= effort is None
                 exact = exact and effort is None

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memhier.ann.ladder import Steps, Trial, least_efforts
+from memhier.ann.multivector.coding.book import QueryTables
 from memhier.ann.multivector.coding.calibration import (
     NEIGHBOURS,
     Calibration,
@@ -49,7 +50,7 @@ def tuned(state: ItemSnapshot, reader: Reader, queries: Sequence[Floats]) -> Cal
     classes = _classes(state, queries)
     learnt, counts = list[LearntEfforts](), np.bincount(classes, minlength=len(least))
     if counts.max() < TUNED_LEAST:
-        shown = ", ".join(f"{count} of {low} vectors and more" for low, count in zip(least, counts, strict=True))
+        shown = ", ".join(f"{count} of {low} unlike vectors and more" for low, count in zip(least, counts, strict=True))
         raise ValueError(f"queries: {shown}: expected at least {TUNED_LEAST} of one of these classes to learn from")
     for number, before in enumerate(state.calibration.learnt):
         some = [query for query, of in zip(queries, classes, strict=True) if of == number]
@@ -71,7 +72,8 @@ def _has_items(state: ItemSnapshot) -> bool:
 def _classes(state: ItemSnapshot, queries: Sequence[Floats]) -> Ints:
     """Return the number of the class of each query."""
     least = [each.vectors for each in state.calibration.learnt]
-    found: Ints = np.searchsorted(least, [len(query) for query in queries], side="right") - 1
+    vectors = [QueryTables(state.book, query).vectors for query in queries]
+    found: Ints = np.searchsorted(least, vectors, side="right") - 1
     return found
 
 

@@ -48,6 +48,7 @@ from memhier.ann.zoom.storage.layout import (
     attribute_bytes,
     codes_can_grow,
     filters_bytes,
+    read_contexts,
     read_depth,
     scan_bytes,
     wave_bytes,
@@ -96,7 +97,7 @@ class ZoomIndex(Closing):
         if raw is None:
             raise FormatError(f"{store.path}: the catalog does not describe an index")
         about = self._about = Description.decode(raw, store.path)
-        self._reader = reader = Reader(depth=read_depth(about.dram))
+        self._reader = reader = Reader(depth=read_depth(about.dram), contexts=read_contexts(about.dram))
         try:
             self._footprint, files = _files_of(store, reader, about, pool)
             self._searcher = Searcher(IndexSnapshot.load(store, about, files, reader), reader, about.searches)
@@ -141,17 +142,18 @@ class ZoomIndex(Closing):
             A directory that does not exist yet, in a folder that does.
         vectors
             A matrix ``[n, d]``: an array, memmap or h5py data set; a torch tensor of any device and float type; an
-            array of CuPy or any other library with DLPack; lists of Arrow, chunked or not; a Series of pandas or a
-            list that holds vectors; a column of a Hugging Face data set. Or a file, or URL of a Parquet file, that
+            array of CuPy or any other library with DLPack; lists of Arrow, chunked or not; a Series of pandas or a list
+            that holds vectors; a column of a Hugging Face data set. Or a file, or URL of a Parquet file, that
             :func:`memhier.ann.open_vectors` reads. Or an iterator of blocks ``[rows, d]`` or of vectors ``[d]``, such
             as a column of an iterable data set. The dtype is float32, float16, int8 or uint8. The index stores other
-            floats, and other integers, as float32; it refuses integers that float32 does not hold exactly, nulls
-            and rows of unlike lengths. ``[0, d]`` makes an index to be filled by :meth:`add`; give `grow_to` then. The
+            floats, and other integers, as float32; it refuses integers that float32 does not hold exactly, nulls and
+            rows of unlike lengths. ``[0, d]`` makes an index to be filled by :meth:`add`; give `grow_to` then. The
             build reads vectors in blocks and never holds them all. Its private memory does not grow with their number:
             it takes at most 8 times `dram` and 192 MiB, and 256 KiB for each dimension beyond 128. Where most vectors
-            crowd in one place, a copy of the sample comes to that, up to 256 MiB. The sample and all arrays with an
+            crowd in one place, it also takes a copy of the sample, up to 256 MiB. The sample and all arrays with an
             entry for each vector are files beside the index, mapped into memory; the system takes their pages back
-            where others need them. With vectors on their way, they take up to three times the vectors' size on disk.
+            where others need them. Together with the vectors that are being sorted, they take up to three times the
+            vectors' size on disk.
         ids
             Integers ``[n]`` other than -1, or strings of 1 to 1,024 bytes, each once; 0 to n - 1 when not given. The
             index keeps ids of that type.
@@ -271,10 +273,10 @@ class ZoomIndex(Closing):
         audit
             The share of queries, from 0 to 1, that a thread of low priority searches again, exactly, to learn which
             recall they found: ``stats()["audit"]``. Where that is less than declared, or after 1,000 queries clearly
-            more, the thread calibrates for the last 1,000 of these queries, as :meth:`tune` does but for the hot pages.
-            Its DRAM is part of `dram`; that of tuning comes on top. The result, and all counts, are durable if the
-            index is `writable`; otherwise they last until :meth:`close`. Searches at recall 1, with limits, a radius or
-            lists of ids are not checked.
+            more, the thread calibrates for the last 1,000 of these queries, as :meth:`tune` does, without its choice of
+            pages to hold. Its DRAM is part of `dram`; that of tuning comes on top. The result, and all counts, are
+            durable if the index is `writable`; otherwise they last until :meth:`close`. Searches at recall 1, with
+            limits, a radius or lists of ids are not checked.
         pool
             Whether the rest of the index's DRAM holds pages that searches have read. Results do not depend on it.
 
@@ -317,8 +319,8 @@ class ZoomIndex(Closing):
         """Take over the newest commit of another process; return whether there was one.
 
         For an index that is open for reading; one that is open for writing has all commits. Searches go on meanwhile,
-        each in the state that it began with. So does everything after an error. What :meth:`tune` learnt here is
-        replaced by that of the commit. A backup is looked up at its URL again.
+        each in the state that it began with. After an error everything goes on in the old state. The calibration of the
+        commit replaces that of :meth:`tune` here. A backup is looked up at its URL again.
 
         Raises
         ------
@@ -432,12 +434,11 @@ class ZoomIndex(Closing):
             -1 follow.
         allow, deny
             Ids: search only these vectors, or all but these. Any collection of them does: a list, set, view of a dict,
-            iterator, column of a table, or an array of any shape. Ids that are not in the index count for nothing, and
-            so do the -1 and None of results: ``deny=result.ids`` is one. They come on top of `where`. A list of
-            collections, or None, has those of each query; a collection that stands there several times counts once.
-            A list of None alone, one for each query of a batch, sets no limit.
-            Every search passes over all ids, and takes a bit for each vector, beyond `dram` where the index has no
-            attributes.
+            iterator, column of a table, or an array of any shape. Ids that are not in the index are ignored, and so are
+            the -1 and None of results: ``deny=result.ids`` works as it is. They come on top of `where`. A list of
+            collections, or None, has those of each query; a collection that stands there several times counts once. A
+            list of None alone, one for each query of a batch, sets no limit. Every search passes over all ids, and
+            takes a bit for each vector, beyond `dram` where the index has no attributes.
 
         Warns
         -----
@@ -878,9 +879,9 @@ class ZoomIndex(Closing):
         """Do all of a commit that may fail, but publish nothing: the first half of a commit over several indexes.
 
         Once all indexes of a group have prepared, the group notes the mark in one place. That makes the commit. Then
-        each index takes the second half, :meth:`publish`; if one could not prepare, :meth:`withdraw`. An index that
-        dies in between asks ``open(settle=)`` for the decision. Searches find the changes meanwhile, as they do before
-        a commit; other changes are refused. Readers open the last commit published.
+        each index does the second half, :meth:`publish`. If one could not prepare, all call :meth:`withdraw`. An index
+        that dies in between asks ``open(settle=)`` for the decision. Searches find the changes meanwhile, as they do
+        before a commit; other changes are refused. Readers open the last commit published.
 
         Parameters
         ----------
@@ -1052,9 +1053,9 @@ class ZoomIndex(Closing):
         """Return plain numbers: sizes, the default effort of a search, and the reader's work since open.
 
         ``memory_bytes`` is the DRAM held now; ``planned_bytes`` is the most that it becomes while ``searches`` run at a
-        time and vectors are removed. Both stay within ``dram``. ``longest_list`` is in times of the mean. ``audit`` is
-        None without one; see :meth:`open`. ``pool_bytes`` is the DRAM for pages that were read, part of both;
-        ``pool_pages`` are there now, and ``pool_hits`` were taken from there in place of a read.
+        time and vectors are removed. Both stay within ``dram``. ``longest_list`` is the longest list divided by the
+        mean. ``audit`` is None without one; see :meth:`open`. ``pool_bytes`` is the DRAM for pages that were read, part
+        of both; ``pool_pages`` are there now, and ``pool_hits`` were taken from there in place of a read.
         """
         state, about = self._searcher.state, self._about
         effort, _ = state.calibration.effort(10, TARGET)
@@ -1152,7 +1153,7 @@ def _files_of(store: Store, reader: Reader, about: Description, pool: bool) -> t
         reader,
         cache,
         about.id_kind == "str",
-        footprint.search_bytes - filters_bytes(scan_bytes(about.dram)),
+        footprint.search_bytes - filters_bytes(scan_bytes(about.dram, about.searches)),
         wave_bytes(about.dram),
     )
 

@@ -1,5 +1,6 @@
 """Fixtures of the tests of an index's life."""
 
+import os
 import threading
 import time
 from contextlib import contextmanager
@@ -22,6 +23,12 @@ def small_sizes(monkeypatch):
     monkeypatch.setattr(layout, "_FRESH_MOST", 3000)
     monkeypatch.setattr(layout, "_VECTORS_PER_LIST", 25)
     monkeypatch.setattr(merge, "_CHUNK_BYTES", 4000)
+
+
+@pytest.fixture
+def usual_priority(monkeypatch):
+    """Give audits the priority of the other threads: on a busy machine those of the lowest hardly run."""
+    monkeypatch.setattr(os, "setpriority", lambda which, who, priority: None)
 
 
 BESIDE = ("zoom-join", "zoom-renew", "items-renew")  # threads of the work beside the commits

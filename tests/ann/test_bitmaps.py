@@ -88,3 +88,28 @@ def test_bitmaps_of_few_rows_take_little_of_the_cache():
         cache.put(str(number), np.ones(3_000, np.uint64))
     assert 5 < len(cache) < 20
     assert cache.memory_bytes <= cache.limit
+
+
+class Turn(tuple):
+    """A key that gives another thread its turn where it is hashed, as a key with code of its own may."""
+
+    turns = []  # noqa: RUF012
+
+    def __hash__(self):
+        while self.turns:
+            self.turns.pop()()
+        return super().__hash__()
+
+
+@pytest.mark.parametrize("moved", range(6))
+def test_bitmaps_are_counted_and_dropped_beside_threads_that_use_them(moved):
+    cache, keys = BitmapCache("64KiB"), [Turn((owner, number)) for owner in "ab" for number in range(3)]
+    for key in keys:
+        cache.put(key, np.ones(64, np.uint64))
+    whole = cache.memory_bytes
+    Turn.turns.append(lambda: cache.get(keys[moved]))
+    assert cache.memory_bytes == whole
+    Turn.turns.append(lambda: cache.get(keys[moved]))
+    cache.drop("b")
+    Turn.turns.clear()
+    assert cache.memory_bytes == whole // 2

@@ -133,6 +133,37 @@ def test_an_interrupted_commit_of_an_index_is_made_or_not(indexed: Indexed, inte
     indexed.committed = dict(indexed.model)
 
 
+@pytest.mark.parametrize("way", ["update", "commit"])
+def test_an_interrupted_change_of_attributes_alone_is_made_or_not(tmp_path: Path, interrupts: Any, way: str) -> None:
+    place, ids, turn = tmp_path / "index", np.arange(50, 100), 1
+    index = ZoomIndex.build(place, vectors_of(range(300), 0), dram="8MiB", attributes={"turn": np.zeros(300, np.int64)})
+
+    def found(value: int) -> list[int]:
+        return sorted(set(index.search(vector_of(0, 0), 300, recall=1, where=f"turn == {value}").ids.tolist()) - {-1})
+
+    def call() -> None:
+        if way == "update":
+            index.update(ids, attributes={"turn": np.full(50, turn)})
+        else:
+            index.commit(compact=False)
+
+    last = 0
+    if way == "commit":
+        index.update(ids, attributes={"turn": np.full(50, turn)})
+    for _ in interrupts.every(call):
+        if way == "commit":  # as the next process finds it
+            index.close()
+            index = ZoomIndex.open(place, writable=True)
+        was_made = found(turn) == ids.tolist()
+        assert was_made or (found(turn) == [] and set(ids) <= set(found(last)))
+        assert len(index) == 300
+        interrupts.settled(was_made)
+        last, turn = turn if was_made else last, turn + 1
+        if way == "commit":
+            index.update(ids, attributes={"turn": np.full(50, turn)})
+    index.close()
+
+
 @contextmanager
 def signal_at_pause(number: int) -> Iterator[list[int]]:
     """Send this thread a signal while a call is at a pause, counted from 1; yield the pauses that it comes to."""

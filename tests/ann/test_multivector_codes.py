@@ -164,3 +164,21 @@ with MultiVectorIndex.build(sys.argv[1], items, dram='4MiB') as index:
         command = [sys.executable, "-c", code, tmp_path / native]
         found.append(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
     assert len(set(found)) == 1
+
+
+def test_a_query_stands_for_the_tokens_that_it_looks_for():
+    random = np.random.default_rng(3)
+    centres = random.normal(size=(200, 32)) + 1.5 * random.normal(size=32)  # as of models whose tokens are all alike
+    tokens = (centres[random.integers(0, 200, 6000)] + 0.2 * random.normal(size=(6000, 32))).astype(np.float32)
+    tokens /= np.linalg.norm(tokens, axis=1, keepdims=True)
+    book = TokenBook.train(tokens, 100, 8, 0, rotate=True)
+    different = tokens[random.choice(6000, 32, replace=False)]
+    copies = np.repeat(different[:1], 32, axis=0)
+    opposite = np.concatenate([copies[:16], -copies[:16]])
+    zeros = np.zeros((31, 32), np.float32)
+    assert QueryTables(book, different).vectors >= 16
+    for few in (copies, opposite, zeros, np.concatenate([different[:1], zeros])):
+        assert QueryTables(book, few).vectors <= 4
+    assert QueryTables(book, copies).unit == pytest.approx(32, rel=1e-4)
+    assert QueryTables(book, opposite).unit == pytest.approx(32 / 2**0.5, rel=1e-4)
+    assert QueryTables(book, zeros).unit == pytest.approx(0.0, abs=1e-200)

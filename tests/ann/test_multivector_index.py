@@ -303,3 +303,19 @@ def test_the_few_best_items_are_found_as_often_as_declared(tmp_path):
             found = index.search(queries, k, recall=0.99)
             kth = np.sort(exact, axis=1)[:, -k, None]
             assert (np.take_along_axis(exact, found.ids, 1) >= kth - 1e-4).mean() >= 0.98
+
+
+def test_queries_of_vectors_that_are_alike_keep_the_recall(tmp_path):
+    random = np.random.default_rng(5)
+    lengths = random.integers(1, 20, 800)
+    tokens = random.normal(size=(lengths.sum(), 48)).astype(np.float32)
+    tokens /= np.linalg.norm(tokens, axis=1, keepdims=True)
+    alike = np.repeat(tokens[random.choice(len(tokens), 40), None], 16, axis=1)
+    queries = (alike + 0.02 * random.normal(size=alike.shape)).astype(np.float32)
+    products = np.maximum.reduceat(tokens @ queries.reshape(-1, 48).T, np.cumsum(lengths) - lengths, axis=0)
+    exact = products.reshape(800, 40, 16).sum(axis=2).T
+    kth = np.sort(exact, axis=1)[:, -10, None]
+    with MultiVectorIndex.build(tmp_path / "index", tokens, lengths=lengths, dram="900KiB") as index:
+        for declared in (0.9, 0.99):
+            found = index.search(queries, 10, recall=declared)
+            assert (np.take_along_axis(exact, found.ids, 1) >= kth - 1e-3).mean() >= declared - 0.02

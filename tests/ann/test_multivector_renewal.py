@@ -205,7 +205,7 @@ def test_tuning_and_compaction_end_the_work_beside_them(tmp_path, held):
         with held(writer, "renew_items"):
             model.add(200)
             index.commit()
-        index.tune([np.tile(item_of(number, 9), (4, 1))[:4] for number in range(140)])
+        index.tune([np.tile(item_of(number, 9), (4, 1))[:4] for number in range(200)])  # 128 of one class
         assert threads() == []
         assert index.stats()["renewal"] == "due"  # not "ready": it would undo the tuning
         model.assert_held_by(index)

@@ -63,7 +63,6 @@ def test_copies_of_few_vectors_are_dealt_into_many_lists(tmp_path, distinct):
         assert (vectors[found.ids] == kinds[:, None]).all()
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("share", [0.1, 0.6])
 def test_recall_is_kept_beside_many_copies(tmp_path, share):
     data = mixed(10_000, 32, 3)

@@ -116,7 +116,7 @@ def test_filters_take_no_more_than_was_foreseen(tmp_path, where):
         assert index.stats()["planned_bytes"] <= dram
         cache_bytes = attribute_bytes(dram)
         searches = index.stats()["searches"]
-        each = workspace_bytes(256) + scan_bytes(dram) + count // 8
+        each = workspace_bytes(256) + scan_bytes(dram, searches) + count // 8
         found = []
 
         def work(number):

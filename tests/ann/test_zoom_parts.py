@@ -6,12 +6,20 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from memhier import backend
 from memhier.ann.zoom.preview.clusters import Assigner, apportion, train_centroids
 from memhier.ann.zoom.preview.preview import train_preview
 from memhier.ann.zoom.preview.routing.router import router_bytes_per_list
 from memhier.ann.zoom.preview.space import core_dimension, fit_space
 from memhier.ann.zoom.source import VectorSource, open_source
-from memhier.ann.zoom.storage.layout import IndexSizes, lists_anew, plan_layout
+from memhier.ann.zoom.storage.layout import (
+    IndexSizes,
+    lists_anew,
+    plan_layout,
+    read_contexts,
+    read_depth,
+    scan_bytes,
+)
 from memhier.errors import BudgetError
 
 
@@ -117,6 +125,7 @@ def test_overflowing_values_are_refused():
     coding=st.sampled_from(["rabitq", "pq"]),
     dram=st.integers(10**5, 10**10),
 )
+@example(count=10**6, dimension=1, metric="l2", coding="rabitq", dram=404_261)
 def test_layout_keeps_the_budget_or_says_what_would(count, dimension, metric, coding, dram):
     sizes = count, dimension, metric, coding, 4 * dimension, 4, 600_000
     try:
@@ -135,6 +144,32 @@ def test_layout_keeps_the_budget_or_says_what_would(count, dimension, metric, co
         assert not layout.rotate
     else:
         assert 1 <= layout.code_bytes <= layout.padded
+
+
+@pytest.mark.skipif(backend.core is None, reason="of the compiled core")
+@pytest.mark.parametrize("count", [1, 4, 7])
+@pytest.mark.parametrize("dimension", [1, 16, 63, 64, 65, 129, 200])
+def test_a_query_is_turned_alike_alone_and_among_others(dimension, count):
+    random = np.random.default_rng(dimension)
+    vectors = random.normal(size=(count, dimension)).astype(np.float32)
+    matrix = random.normal(size=(dimension, dimension)).astype(np.float32)
+    turned, alone = np.full_like(vectors, np.nan), np.full_like(vectors[:1], np.nan)
+    backend.core.turn_rows(vectors=vectors, matrix=matrix, out=turned)
+    np.testing.assert_allclose(turned, vectors.astype(np.float64) @ matrix, rtol=1e-4, atol=1e-4)
+    for vector, row in zip(vectors, turned, strict=True):
+        backend.core.turn_rows(vectors=vector[None], matrix=matrix, out=alone)
+        np.testing.assert_array_equal(alone[0], row)
+
+
+@pytest.mark.parametrize("megabytes", [32, 40, 48, 64, 96, 128, 160, 256])
+def test_eight_threads_search_at_a_time_from_32_mib_on(megabytes):
+    dram = megabytes << 20
+    sizes = IndexSizes(100_000, 960, "l2", "rabitq", 3840, 4, 6750 * read_depth(dram))  # of the compiled reader
+    layout = plan_layout(sizes, dram)
+    assert layout.searches >= read_contexts(dram) == 8
+    assert layout.memory_bytes <= dram
+    searches = layout.searches * scan_bytes(dram, layout.searches) + 8 * sizes.reader_bytes
+    assert searches <= 0.08 * dram or layout.code_bytes == 480  # the longest leave room for larger ones
 
 
 @settings(max_examples=100, deadline=None)

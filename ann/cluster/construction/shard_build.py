@@ -18,7 +18,6 @@ from memhier.ann.zoom.storage.ids import as_ids
 __all__ = ["ShardBuild"]
 
 Key: TypeAlias = tuple[Any, int]
-Piece: TypeAlias = tuple[npt.NDArray[Any], npt.NDArray[Any], Columns, Rows | None]
 
 
 class ShardBuild:

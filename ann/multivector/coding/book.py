@@ -5,6 +5,7 @@ residual. Beside it stands the length of the error that is left, so that a produ
 and Schwarz. Scale and error are a byte each, on a logarithmic scale.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,6 +25,7 @@ __all__ = ["COLUMNS", "LEVELS", "NUMBER_BYTES", "UNKNOWN", "Coded", "QueryTables
 COLUMNS = 32  # vectors of a query that are compared with all centroids at a time
 NUMBER_BYTES = 4  # of a token beside its code: list, scale and error
 UNKNOWN = 255  # the error of a code that tells nothing
+_NEAREST = 4  # lists of a vector, which tell whether others look for the same token
 _ROWS = 2048  # coded at a time
 _WIDENED_BYTES = 1 << 17  # of centroids in single precision, at a time
 _MOST = 1e15  # of a value that is coded; tokens beyond have an unknown error
@@ -250,8 +252,29 @@ class QueryTables:
 
     @cached_property
     def unit(self) -> float:
-        """The root of the sum of their squares: the unit of a standard error."""
-        return float(np.sqrt(np.square(self.norms, dtype=np.float64).sum()))
+        """The unit of a standard error: of different vectors, the root of the sum of their squared norms.
+
+        Vectors that look for the same token share its error, by their cosine. They do as far as the lists nearest to
+        each are the same: the cosine alone does not tell, as all tokens of some models are alike.
+        """
+        norms, nearest = np.maximum(self.norms.astype(np.float64), 1e-300), self._nearest()
+        directions, squared = self._turned / norms[:, None], 0.0
+        for start in range(0, len(norms), COLUMNS):
+            some = slice(start, start + COLUMNS)
+            same = (nearest[some, None, :, None] == nearest[None, :, None, :]).sum(axis=(2, 3)) / nearest.shape[1]
+            squared += float(norms[some] @ (same * np.maximum(directions[some] @ directions.T, 0)) @ norms)
+        return math.sqrt(squared)
+
+    def _nearest(self) -> npt.NDArray[np.uint16]:
+        """Return the few lists nearest to each vector, ``[v, m]``."""
+        few = min(_NEAREST, self._book.lists)
+        columns = (column for table in self.blocks() for column in table.products.T)
+        return np.array([np.argpartition(-column, few - 1)[:few] for column in columns], np.uint16)
+
+    @cached_property
+    def vectors(self) -> int:
+        """How many vectors the query stands for: few where they look for one token, or some outweigh the others."""
+        return max(1, min(len(self.norms), round(2 * (self.length / self.unit) ** 2))) if self.unit > 0 else 1
 
     @cached_property
     def nearness(self) -> float:

@@ -41,24 +41,8 @@ _ESTIMATED = 2048  # items whose codes are scored for a held-out query, those of
 _FOREIGN_SHARE, _FOREIGN_TIMES = 0.999, 1.05  # of the items, that are not foreign; and of their errors
 _ANY_NEARNESS = -1e300  # of efforts of earlier versions
 _RANKED = 256  # items whose exact scores are looked at, those of the best estimates
-_LOSSES = (
-    0.3,
-    0.2,
-    0.15,
-    0.1,
-    0.07,
-    0.05,
-    0.03,
-    0.02,
-    0.015,
-    0.01,
-    0.007,
-    0.005,
-    0.003,
-    0.002,
-    0.001,
-    0.0,
-)  # of a need
+# Shares of a need that are lost.
+_LOSSES = (0.3, 0.2, 0.15, 0.1, 0.07, 0.05, 0.03, 0.02, 0.015, 0.01, 0.007, 0.005, 0.003, 0.002, 0.001, 0.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from memhier.ann.zoom.payload.stored import records_bytes
 from memhier.ann.zoom.renewal.documents import ChangedDocuments
 from memhier.ann.zoom.storage.fresh import fresh_row_bytes, value_bytes
 from memhier.ann.zoom.storage.ids import Ids
-from memhier.ann.zoom.storage.layout import CONTEXTS_MOST, fresh_bytes
+from memhier.ann.zoom.storage.layout import fresh_bytes, read_contexts
 from memhier.budget import format_bytes
 from memhier.errors import BudgetError
 from memhier.io.page_file import PAGE_BYTES
@@ -71,7 +71,7 @@ class ItemFootprint:
 
         Joins of parts, and lists and codes made anew, come on top.
         """
-        idle = min(self._searches, CONTEXTS_MOST) * self._reader.planned_bytes - self._reader.memory_bytes
+        idle = min(self._searches, read_contexts(self._dram)) * self._reader.planned_bytes - self._reader.memory_bytes
         filters = self._cache.limit - self._cache.memory_bytes if state.schema else 0
         rows = [len(part) for part in state.parts]
         removals = bitmap_bytes(*rows, *[len(part) for part in state.parts if part.alive is None])

@@ -8,7 +8,7 @@ from memhier.ann.multivector.coding.scores import SCORE_BYTES
 from memhier.ann.zoom.filters.bitmaps import bitmap_bytes
 from memhier.ann.zoom.ids.stored_texts import PAGE_DRAM
 from memhier.ann.zoom.payload.stored import records_bytes
-from memhier.ann.zoom.storage.layout import CONTEXTS_MOST, attribute_bytes, fresh_bytes
+from memhier.ann.zoom.storage.layout import attribute_bytes, fresh_bytes, read_contexts
 from memhier.budget import format_bytes
 from memhier.errors import BudgetError
 from memhier.io.page_file import PAGE_BYTES
@@ -183,7 +183,7 @@ def _with_lists(sizes: ItemSizes, dram: int, times: int) -> ItemLayout | None:
         lists, sizes.items, read_bytes(dram), dimension * sizes.itemsize, sizes.longest
     ) + bitmap_bytes(sizes.items) * (1 + sizes.filtered)
     searches = max(1, min(_SEARCHES_MOST, int(_SEARCHES_SHARE * dram) // (each + sizes.reader_bytes)))
-    fixed = searches * each + min(searches, CONTEXTS_MOST) * sizes.reader_bytes + _CATALOG_BYTES + _SEGMENTS_BYTES
+    fixed = searches * each + min(searches, read_contexts(dram)) * sizes.reader_bytes + _CATALOG_BYTES + _SEGMENTS_BYTES
     fixed += book + 2 * dimension * lists + postings_bytes(sizes.tokens, sizes.items, lists) + 12 * sizes.items
     fixed += 2 * bitmap_bytes(sizes.items) + attribute_bytes(dram) * sizes.filtered
     fixed += PAGE_DRAM * sizes.text_pages + records_bytes(sizes.items, sizes.record_bytes)

@@ -118,8 +118,9 @@ class AuditedVectors:
             if now.calibration.efforts is not before.efforts or not self._may_tune(now) or stopped():
                 return False
             changes = now.calibration.changes - before.changes
+            strange = max(0.0, now.calibration.strange - before.strange)
             # A later rebuild may undo it, as the audit will find out.
-            tuned = replace(now, calibration=replace(measured, changes=changes, tuned=before.tuned))
+            tuned = replace(now, calibration=replace(measured, changes=changes, strange=strange, tuned=before.tuned))
             note(tuned.calibration.efforts)
             if self._writer is not None:
                 self._writer.keep_tuning(tuned)

@@ -1,4 +1,7 @@
-"""How far the codes of vectors just added err all one way, as those of vectors unlike the ones made for do."""
+"""How unlike those measured the vectors just added are: by errors of their codes, and by their distance to centroids.
+
+Their codes may err all one way. And of vectors far from all centroids, the nearest lie in many lists, on many pages.
+"""
 
 from typing import Any, TypeAlias
 
@@ -9,22 +12,53 @@ from memhier.ann.zoom.preview.codes import CodeBook
 from memhier.ann.zoom.preview.preview import Preview
 from memhier.ann.zoom.preview.space import PreviewSpace
 
-__all__ = ["error_of_added", "one_way_error"]
+__all__ = ["FAR_SHARE", "excess_beyond", "lengths_of_residuals", "one_way_error", "some_of_added"]
 
 _MOST, _LEAST = 256, 8  # vectors looked at; fewer tell nothing
 _NEAREST = 2  # of the others, that play the queries of a vector
 _AXIS_BYTES = 32  # of work for an axis of a vector
 _DOUBT = 4.0  # vectors of no error that are counted with those of a list
 _OF_VECTORS = 0.9  # that lie in lists of no greater mean error
+FAR_SHARE = 0.05  # of the vectors measured, that are taken to lie far from their centroids
+_CHANCE = 3.0  # standard errors of that share
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 
 
-def error_of_added(vectors: npt.NDArray[Any], preview: Preview, space: PreviewSpace, work_bytes: int) -> float:
-    """Return the :func:`one_way_error` of vectors ``[n, d]`` of an index, with `work_bytes` of DRAM for the work."""
+def some_of_added(vectors: npt.NDArray[Any], preview: Preview, space: PreviewSpace, work_bytes: int) -> Floats:
+    """Return some turned vectors of those ``[n, d]`` that an index gets, to look at with `work_bytes` of DRAM."""
     most = min(_MOST, max(_LEAST, work_bytes // (_AXIS_BYTES * space.padded)))
     step = max(1, -(-len(vectors) // most))
-    return one_way_error(preview.turn(space.vectors(vectors[::step])), preview)
+    return preview.turn(space.vectors(vectors[::step]))
+
+
+def lengths_of_residuals(turned: Floats, preview: Preview) -> Floats:
+    """Return the distance of some turned vectors ``[n, d]`` to the centroids of their lists.
+
+    For inner products, of their directions alone: vectors of any length may lie along a centroid.
+    """
+    turned = _directions(turned) if preview.inner else turned
+    centroids = preview.centroids_of(preview.nearest_lists(turned, 1))
+    lengths: Floats = np.linalg.norm(turned - (_directions(centroids) if preview.inner else centroids), axis=1)
+    return lengths
+
+
+def _directions(vectors: Floats) -> Floats:
+    """Return vectors ``[n, d]`` at length one; of length zero as they are."""
+    lengths: Floats = np.sqrt(np.einsum("ij,ij->i", vectors, vectors))[:, None]
+    return np.divide(vectors, lengths, out=vectors.copy(), where=lengths > 0)
+
+
+def excess_beyond(far: float, lengths: Floats, count: int) -> float:
+    """Return how many of `count` vectors lie farther than `far` beyond the :data:`FAR_SHARE` of usual ones.
+
+    `lengths` are those of all, or of some; then the chance of this choice counts for none. It is negative for fewer.
+    """
+    if not len(lengths):
+        return 0.0
+    chance = _CHANCE * float(np.sqrt(FAR_SHARE * (1 - FAR_SHARE) / len(lengths))) * (len(lengths) < count)
+    excess = float(np.mean(lengths > far)) - FAR_SHARE
+    return count * max(excess - chance, min(excess, 0.0))
 
 
 def one_way_error(turned: Floats, preview: Preview) -> float:

@@ -19,7 +19,7 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from memhier.ann.zoom.calibration.added import one_way_error
+from memhier.ann.zoom.calibration.added import FAR_SHARE, excess_beyond, lengths_of_residuals, one_way_error
 from memhier.ann.zoom.calibration.needs import EPS, Needs, lists_of, measure_needs
 from memhier.ann.zoom.calibration.truth import NeighbourTruth
 from memhier.ann.zoom.pauses import pause
@@ -28,13 +28,14 @@ from memhier.ann.zoom.preview.stored_codes import block_bytes, pages_of_lists
 from memhier.ann.zoom.preview.stored_scan import Parts
 from memhier.rows.ranking import page_rows_of
 
-__all__ = ["NEIGHBOURS", "RECALLS", "TARGET", "Calibration", "calibrate"]
+__all__ = ["NEIGHBOURS", "RECALLS", "TARGET", "Calibration", "calibrate", "grown"]
 
 TARGET = 0.99  # the default recall of a search
 RECALLS = (0.5, 0.7, 0.8, 0.85, 0.9, 0.92, 0.94, 0.95, 0.96, 0.97, 0.98, 0.985, 0.99, 0.995, 0.998)
 NEIGHBOURS = (1, 10, 100)
 _CHANGES = 0.1  # of the vectors, beyond which a calibration may no longer hold
 _WORN = 0.3  # of the vectors, beyond which lists no longer fit their vectors; a vector replaced is two changes
+_STRANGE = 0.05  # likewise, of vectors far from their centroids
 _LISTS_LOSSES = (0.8, 0.6, 0.4, 0.2)  # shares of the loss allowed for lists that are not scanned; bounds have the rest
 # Cost of a page, in codes scanned: a quarter is processor time, to check and rank it, the rest is the device.
 _READ_COST = 6000
@@ -43,6 +44,7 @@ _LIMITS_OF_K = (10, 40)  # candidates measured of a query, by k; more where few 
 _LIMIT = 512  # likewise, at least
 _SHORT = 0.995  # of the neighbours found among few candidates, below which more are looked at
 _ROUGH, _ROUGH_RECALL = 1.0, 0.9  # standard errors for a recall of the nearest, beyond which codes tell little
+_ROUGHER = 1.5  # likewise, of vectors far from their centroids
 _EXACT_EPS = 8.0  # standard errors that a bound of recall 1 allows for
 _CHANCE = 0.35  # standard errors that codes of added vectors may err one way beyond others by chance
 _NO_BOUND = 1e6  # likewise, where errors exceed their bounds: everything not known exactly is compared
@@ -61,7 +63,6 @@ _STORED = tuple(each.name for each in fields(Effort))[:7]  # without those of fi
 _UNLIKELY = 2.0
 _DEEPER = 10  # times as deep as `k` lie the neighbours that tell how far lists may lie under a filter, where there are
 _ID_BYTES = 4  # of most ids
-_FILTERED_MOST = 32  # efforts under filters that are kept
 _GROWTH = 0.5  # of the lists with the neighbours wanted, at least: a power
 
 Floats: TypeAlias = npt.NDArray[np.float32]
@@ -97,6 +98,10 @@ class Calibration:
         By how many standard errors the codes of the vectors measured overstate distances; None if that is not known.
     strayed
         By how many more those of some vectors added since do; 0 of usual ones.
+    far
+        The distance to their centroids beyond which few of the vectors measured lie; None if that is not known.
+    strange
+        How many of those added since lie beyond it, more than usual.
     """
 
     queries: int
@@ -110,19 +115,27 @@ class Calibration:
     clear: dict[int, list[tuple[float, float]]] = field(default_factory=dict)
     one_way: float | None = None
     strayed: float = 0.0
-    _under_filters: dict[tuple[int, float, int], tuple[Effort, float, int | None]] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
+    far: float | None = None
+    strange: float = 0.0
 
     @property
     def worn(self) -> bool:
         """Whether so much has changed since that the index is worth making anew; never after tuning."""
-        return not self.tuned and self.changes > _WORN * self.vectors
+        return not self.tuned and self._outgrown
+
+    @property
+    def _outgrown(self) -> bool:
+        return self.changes > _WORN * self.vectors
+
+    @property
+    def lists_fit(self) -> bool:
+        """Whether so few vectors have changed since that lists, and their radii, still fit the vectors in them."""
+        return not self._outgrown and self.strange <= _STRANGE * self.vectors
 
     @property
     def changed_much(self) -> bool:
         """Whether so much has changed since that it may no longer hold."""
-        return self.changes > _CHANGES * self.vectors
+        return self.changes > _CHANGES * self.vectors or not self.lists_fit
 
     @property
     def bounds_hold(self) -> bool:
@@ -130,8 +143,9 @@ class Calibration:
 
         So do rough codes of many vectors unlike those measured, whose errors may all point one way.
         """
-        is_rough = self._at(min(self.efforts), _ROUGH_RECALL)[0].eps > _ROUGH
-        return min(self.reached.values()) >= _SHORT and not (is_rough and self.changes > _WORN * self.vectors)
+        rough = self._at(min(self.efforts), _ROUGH_RECALL)[0].eps
+        one_way = rough > _ROUGH and (self._outgrown or (rough > _ROUGHER and not self.lists_fit))
+        return min(self.reached.values()) >= _SHORT and not one_way
 
     @property
     def exact_eps(self) -> float:
@@ -146,10 +160,12 @@ class Calibration:
         """Return it after `count` vectors were added or removed."""
         return replace(self, changes=self.changes + count)
 
-    def written(self, one_way: float) -> Self:
-        """Return it after codes were written that overstate distances by so many standard errors."""
-        more = 0.0 if self.one_way is None else one_way - self.one_way
-        return replace(self, strayed=max(self.strayed, more)) if more > _CHANCE else self
+    def written(self, some: Floats, preview: Preview, count: int) -> Self:
+        """Return it after `count` vectors were written, such as those turned in `some` ``[n, d]``."""
+        more = 0.0 if self.one_way is None else one_way_error(some, preview) - self.one_way
+        beyond = 0.0 if self.far is None else excess_beyond(self.far, lengths_of_residuals(some, preview), count)
+        strayed = max(self.strayed, more) if more > _CHANCE else self.strayed
+        return replace(self, strayed=strayed, strange=max(0.0, self.strange + beyond))
 
     @property
     def _wider(self) -> float:
@@ -174,9 +190,11 @@ class Calibration:
             )
             reached = reached and is_known
         reached = reached and not self.changed_much
-        if self._wider:  # no row counts on being read for another's sake
-            found = replace(found, eps=max(found.eps, self._alone(recall)) + self._wider)
-        if self.changes > _WORN * self.vectors:
+        if self._wider or not self.lists_fit:  # no row counts on being read for another's sake
+            # Unless all errors point one way, the k-th upper bound is as far above as the bounds of others are below.
+            alone = self._alone(recall) * (1.0 if self._outgrown or self._wider else 0.5)
+            found = replace(found, eps=max(found.eps, alone) + self._wider)
+        if not self.lists_fit:
             # The measurements no longer tell how far the k nearest are, nor how many candidates stand before them.
             # Lists do not fit added vectors: the search takes the lists that any number of neighbours needs.
             every = [self._at(each, recall)[0] for each in self.efforts if each >= known]
@@ -188,31 +206,21 @@ class Calibration:
                 found = replace(found, most=times * found.most, usual=times * found.usual)
             if found.candidates is not None:
                 return replace(found, candidates=-(-k * found.candidates // known)), reached
-            wide = self._wide(k)
+            wide = self.wide(k)
             found, power = self._spread(found, wide, recall)
-            found = replace(found, nprobe=_grown(found.nprobe, power, k / wide))
+            found = replace(found, nprobe=grown(found.nprobe, power, k / wide))
         return found, reached and k <= known
 
-    def filtered(self, k: int, recall: float, share: float) -> tuple[Effort, int, int | None]:
-        """Return the effort for `recall` at `k` where a filter leaves a `share` of the vectors, but for its `nprobe`.
+    def filtered(self, k: int, recall: float, wide: int) -> tuple[Effort, float, int | None]:
+        """Return the effort for `recall` at `k` where a filter leaves as many vectors as :meth:`wide` tells.
 
-        The second value is its `nprobe`, the third its `least` where the filter leaves few; None if that is not known.
+        The second value is how its lists grow with the neighbours beyond `wide`: a power (:func:`grown`), the third its
+        `least` where the filter leaves few; None if that is not known.
 
-        The k nearest of those lie as far as some ``k / share`` of all, and farther where the filter correlates with the
-        vectors. So the search takes the lists that any number of neighbours needs, and half of the loss is allowed. As
-        the selected rows lie scattered, no row counts on being read for another's sake.
+        The k nearest of those left lie as far as some ``k / share`` of all, and farther where the filter correlates
+        with the vectors. So the search takes the lists that any number of neighbours needs, and half of the loss is
+        allowed. As the selected rows lie scattered, no row counts on being read for another's sake.
         """
-        wanted = k / max(share, 1e-9)
-        key = k, recall, self._wide(wanted)
-        if (known := self._under_filters.get(key)) is None:
-            if len(self._under_filters) >= _FILTERED_MOST:
-                self._under_filters.clear()
-            known = self._under_filters[key] = self._under_filter(*key)
-        found, power, least = known
-        return found, _grown(found.nprobe, power, wanted / key[2]), least
-
-    def _under_filter(self, k: int, recall: float, wide: int) -> tuple[Effort, float, int | None]:
-        """Return the effort of :meth:`filtered` for `wide` neighbours, and how its lists grow with their number."""
         strict = 1 - (1 - recall) / 2
         found, is_known = self.measured(k, strict)
         least = found.least if is_known and self.bounds_hold else None
@@ -252,7 +260,7 @@ class Calibration:
         """Return the usual recall of a query that reads at most so many pages for `k` neighbours."""
         return max((recall for recall, _, read in self.efforts[self._known(k)] if read <= pages), default=0.0)
 
-    def _wide(self, wanted: float) -> int:
+    def wide(self, wanted: float) -> int:
         """Return the least number of neighbours measured that is no less than `wanted`, or the most measured."""
         return min((each for each in self.efforts if each >= wanted), default=max(self.efforts))
 
@@ -284,9 +292,8 @@ class Calibration:
         """Return it as plain values."""
         about = {name: getattr(self, name) for name in ("queries", "alone", "vectors", "changes", "tuned")}
         steps = {"efforts": _plain(self.efforts)} | ({"tried": _plain(self.tried)} if self.tried else {})
-        rest = {name: value for name in ("clear", "strayed") if (value := getattr(self, name))}
-        if self.one_way is not None:
-            rest["one_way"] = self.one_way
+        rest = {name: value for name in ("clear", "strayed", "strange") if (value := getattr(self, name))}
+        rest |= {name: value for name in ("one_way", "far") if (value := getattr(self, name)) is not None}
         return about | steps | {"reached": self.reached} | rest
 
     @classmethod
@@ -297,11 +304,11 @@ class Calibration:
         about = {name: values[name] for name in ("queries", "vectors", "changes", "tuned")}
         efforts, tried = (_of_plain(values.get(name, {})) for name in ("efforts", "tried"))
         clear = {int(k): [(recall, far) for recall, far in every] for k, every in values.get("clear", {}).items()}
-        about |= {"one_way": values.get("one_way"), "strayed": values.get("strayed", 0.0)}
+        about |= {name: values[name] for name in ("one_way", "strayed", "far", "strange") if name in values}
         return cls(efforts=efforts, tried=tried, reached=reached, alone=alone, clear=clear, **about)
 
 
-def _grown(nprobe: int, power: float, times: float) -> int:
+def grown(nprobe: int, power: float, times: float) -> int:
     """Return how many lists so many times the neighbours take."""
     return math.ceil(nprobe * times**power) if times > 1 else nprobe
 
@@ -349,9 +356,13 @@ def calibrate(preview: Preview, parts: Parts, truth: NeighbourTruth, row_bytes: 
         some = 10 if preview.coding == "pq" else None
         efforts, reached = {1: [(1.0, Effort(preview.lists, eps=float(EPS[-1]), candidates=some), 1.0)]}, {1: 1.0}
     vectors = sum(part.rows for part in parts)
-    one_way = one_way_error(preview.turn(truth.queries), preview) if (truth.own >= 0).all() else None
+    one_way = far = None
+    if (truth.own >= 0).all():
+        turned = preview.turn(truth.queries)
+        one_way = one_way_error(turned, preview)
+        far = float(np.quantile(lengths_of_residuals(turned, preview), 1 - FAR_SHARE))
     return Calibration(
-        len(truth.queries), efforts, reached, sorted(alone.items()), vectors, clear=clear, one_way=one_way
+        len(truth.queries), efforts, reached, sorted(alone.items()), vectors, clear=clear, one_way=one_way, far=far
     )
 
 

@@ -1,12 +1,16 @@
-"""Queries of the inner product that are no vectors of the index, made up for calibration.
+"""Queries of different kinds: vectors of the index, those with many copies, and mixtures made up for calibration.
 
 In a recommender, queries are users and vectors are items. A user's factors are about the sum of those of the chosen
 items, and some items are chosen by many. So calibration also uses sums of vectors as queries: of two to many vectors,
-longer ones drawn more often. Their neighbours lie elsewhere than those of single vectors. Calibration takes the effort
-that suffices for both kinds.
+longer ones drawn more often. Their neighbours lie elsewhere than those of single vectors.
+
+A vector with many copies finds them in few reads. A mean over such queries and all others would tell of neither.
+
+Calibration takes the effort that suffices for each kind.
 """
 
 from dataclasses import replace
+from functools import reduce
 from typing import TypeAlias
 
 import numpy as np
@@ -18,9 +22,10 @@ from memhier.ann.zoom.preview.preview import Effort, Preview
 from memhier.ann.zoom.preview.space import PreviewSpace
 from memhier.ann.zoom.preview.stored_scan import Parts
 
-__all__ = ["calibrate_both", "play_queries"]
+__all__ = ["calibrate_kinds", "play_queries"]
 
 _MOST = 6  # a mixture has up to 2 ** 6 vectors
+_FEW = 100  # queries with many copies, or without, below which they are no kind of their own: too few to tell .99
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -45,11 +50,14 @@ def play_queries(space: PreviewSpace, vectors: Floats, own: Ints, count: int, se
     return NeighbourTruth(space.queries(asked), everyone, count, space.lengths(asked))
 
 
-def calibrate_both(preview: Preview, parts: Parts, truth: NeighbourTruth, row_bytes: int) -> Calibration:
-    """Return the efforts that suffice for queries among the vectors of the index, and for mixtures."""
-    kinds = [np.flatnonzero(kind) for kind in (truth.own >= 0, truth.own < 0)]
+def calibrate_kinds(preview: Preview, parts: Parts, truth: NeighbourTruth, row_bytes: int) -> Calibration:
+    """Return the efforts that suffice for queries that are vectors of the index, their copies, or mixtures."""
+    copied = truth.hidden & (truth.own >= 0)
+    if min(copied.sum(), (~copied & (truth.own >= 0)).sum()) < _FEW:
+        copied[:] = False
+    kinds = [np.flatnonzero(kind) for kind in ((truth.own >= 0) & ~copied, copied, truth.own < 0)]
     made = [calibrate(preview, parts, truth.of(rows), row_bytes) for rows in kinds if len(rows)]
-    return made[0] if len(made) == 1 else _stricter(*made)
+    return reduce(_stricter, made)
 
 
 def _mixtures(vectors: Floats, seed: int) -> Floats:

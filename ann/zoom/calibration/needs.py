@@ -90,9 +90,13 @@ def measure_needs(
             positions, estimates = found.positions[query - start, :count], found.estimates[query - start, :count]
             error = (estimates - found.lower[query - start, :count]) / EPS[-1]
             # Copies of the query have its code. Without the query in the index no page would be read for them.
-            others = ~np.isin(estimates, estimates[positions == truth.own[query]])
+            itself = positions == truth.own[query]
+            copies = np.isin(estimates, estimates[itself])
+            others = ~itself if truth.hidden[query] else ~copies
             of_pages = _pages_of(preview, rows_of_page, positions[others], lists_of(parts, positions[others]))
             wanted = _pages_of(preview, rows_of_page, truth.found[query], lists[query])
+            if truth.hidden[query]:  # any copy is as near
+                wanted = _pages_of_copies(of_pages, copies[others], wanted)
             seen = _Seen(positions[others], estimates[others], error[others], of_pages, numbers)
             for each in places.values():
                 each.note(query, seen, wanted)
@@ -206,6 +210,12 @@ def _pages_of(preview: Preview, rows_of_page: int, positions: Ints, lists: Ints)
     number, rows = split_positions(positions)
     page = positions_of(number, rows // rows_of_page)
     return np.where(positions >= 0, page * preview.lists + lists, -1)
+
+
+def _pages_of_copies(of_pages: Ints, copies: npt.NDArray[np.bool_], wanted: Ints) -> Ints:
+    """Return the pages of the candidates that are copies, in their order, in the place of as many of those `wanted`."""
+    first = of_pages[copies][: len(wanted)]
+    return np.concatenate([first, wanted[len(first) :]])
 
 
 def _first(holds: npt.NDArray[np.bool_]) -> Ints:

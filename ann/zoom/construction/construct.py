@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memhier.ann.zoom.calibration.calibrate import Calibration
-from memhier.ann.zoom.calibration.mixtures import calibrate_both, play_queries
+from memhier.ann.zoom.calibration.mixtures import calibrate_kinds, play_queries
 from memhier.ann.zoom.calibration.truth import QUERIES
 from memhier.ann.zoom.construction.mapped_array import mapped_array
 from memhier.ann.zoom.pauses import pause
@@ -109,7 +109,7 @@ def construct(
     truth.finish(staged.positions)
     bar.set_description("calibrate")
     coded = CodedPart(starts, staged.codes, staged.numbers)
-    calibration = calibrate_both(preview, [coded], truth, rows.row_bytes)
+    calibration = calibrate_kinds(preview, [coded], truth, rows.row_bytes)
     order = mapped_array(scratch, (count,), number)
     ordered = order if ids is None else mapped_array(scratch, (count,), ids.dtype)
     for part in pieces_of(count):

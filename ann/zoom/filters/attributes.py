@@ -21,6 +21,7 @@ from memhier.ann.zoom.filters.conditions import (
     Expression,
     Leaf,
     Pair,
+    Value,
     check_name,
     check_types,
     conjuncts,
@@ -51,6 +52,8 @@ __all__ = [
 
 Schema: TypeAlias = dict[str, AttributeType]
 Ints: TypeAlias = npt.NDArray[np.int64]
+Asked: TypeAlias = Sequence[tuple[Value, ...]]
+"""Groups of items: a list that is looked for holds one of each."""
 
 WORKSPACE_BYTES = 4 << 20
 COLUMN_BYTES = 512
@@ -306,43 +309,43 @@ class Attributes:
         Filters that ask for items of one list read its postings together; each takes up to two bitmaps.
         """
         found: dict[int, Words] = {}
-        together: dict[str, list[int]] = {}
+        together: dict[str, list[tuple[int, Asked]]] = {}
         for number, expression in enumerate(expressions):
             key = self._owner, expression
             if (known := None if self._cache is None else self._cache.get(key)) is not None:
                 found[number] = known
-            elif (name := self._asks_items_of(expression)) is not None and not (
+            elif (asked := self._asked_items(expression)) is not None and not (
                 self._cache is not None and self._cache.asked_again(key)
             ):
-                together.setdefault(name, []).append(number)
+                together.setdefault(asked[0], []).append((number, asked[1]))
             else:
                 found[number] = self.bitmap(expression)
-        for name, numbers in together.items():
-            found.update(zip(numbers, self._holding(name, [expressions[each] for each in numbers]), strict=True))
+        for name, every in together.items():
+            found.update(
+                zip([each[0] for each in every], self._holding(name, [each[1] for each in every]), strict=True)
+            )
         return [found[number] for number in range(len(expressions))]
 
-    def _holding(self, name: str, expressions: Sequence[Expression]) -> Words:
-        """Return the rows of filters that ask for items of a list as :meth:`_asks_items_of` says, one after another."""
+    def _holding(self, name: str, filters: Sequence[Asked]) -> Words:
+        """Return the rows of filters that ask for items of a list as :meth:`_asked_items` says, one after another."""
         column = self._columns[name]
         assert isinstance(column, StoredListColumn)
         assert column.postings is not None
-        groups = [
-            [leaf.values for leaf in conjuncts(each) if isinstance(leaf, Contains)] for each in expressions
-        ]  # fmt: skip
-        return column.holding(0, self._count, groups, self._directory(name, column.postings))
+        return column.holding(0, self._count, filters, self._directory(name, column.postings))
 
-    def _asks_items_of(self, expression: Expression) -> str | None:
-        """Return the list of numbers of which a filter asks for one or two items; None where it asks otherwise."""
-        every = conjuncts(expression)
-        first = every[0]
-        if len(every) > _ASKED_TOGETHER or not isinstance(first, Contains):
+    def _asked_items(self, expression: Expression) -> tuple[str, Asked] | None:
+        """Return the list of numbers of which a filter asks for one or two items, and these; None if it does not."""
+        name, asked = None, list[tuple[Value, ...]]()
+        for each in conjuncts(expression):
+            if not isinstance(each, Contains) or name not in (None, each.name) or len(asked) == _ASKED_TOGETHER:
+                return None
+            name = each.name
+            asked.append(each.values)
+        if name is None or self._schema[name] not in ("list[int64]", "list[float64]", "list[bool]"):
             return None
-        if not all(isinstance(each, Contains) and each.name == first.name for each in every):
-            return None
-        column = self._columns.get(first.name)
+        column = self._columns.get(name)
         is_posted = isinstance(column, StoredListColumn) and column.postings is not None
-        numbers = self._schema[first.name] in ("list[int64]", "list[float64]", "list[bool]")
-        return first.name if is_posted and numbers else None
+        return (name, asked) if is_posted else None
 
     def take(self, rows: npt.ArrayLike, names: Sequence[str] | None = None) -> dict[str, npt.NDArray[Any]]:
         """Return attributes of rows; one submission reads the values of all columns, another the words of text.
@@ -403,9 +406,9 @@ class Attributes:
     def _select(self, expression: Expression) -> tuple[Words, bool]:
         """Return the rows of a filter, and whether postings alone told them."""
         together = _ASKED_TOGETHER * bitmap_bytes(self._count) + LOOK_UP_BYTES
-        if together <= self._work_bytes and (name := self._asks_items_of(expression)) is not None:
-            return self._holding(name, [expression])[0], True
-        every = [*leaves(expression)]
+        if together <= self._work_bytes and (asked := self._asked_items(expression)) is not None:
+            return self._holding(asked[0], [asked[1]])[0], True
+        every = leaves(expression)
         used = {name: self._columns[name] for leaf in every for name in names_of(leaf) if name in self._columns}
         room = self._work_bytes
         for_words = room // 4 if any(isinstance(leaf, Pair) for leaf in every) else 0

@@ -130,7 +130,8 @@ class BitmapCache:
     @property
     def memory_bytes(self) -> int:
         """DRAM held by bitmaps and their keys, in bytes."""
-        return sum([size for _, size in list(self._bitmaps.values())])
+        # A dictionary lists its entries at once; an ordered one hashes each key, and get() may move some meanwhile.
+        return sum([size for _, size in list(dict.values(self._bitmaps))])
 
     def get(self, key: Hashable) -> Words | None:
         """Return a bitmap, or None; a writable one is the caller's."""
@@ -178,8 +179,9 @@ class BitmapCache:
     def drop(self, owner: object) -> None:
         """Forget all bitmaps whose key is a tuple that begins with `owner`."""
         with self._guard():
-            for key in [key for key in self._bitmaps if isinstance(key, tuple) and key[:1] == (owner,)]:
-                self._bitmaps.pop(key, None)
+            for key in list(dict.keys(self._bitmaps)):  # at once, as in memory_bytes
+                if isinstance(key, tuple) and key[:1] == (owner,):
+                    self._bitmaps.pop(key, None)
             self._most = self.memory_bytes
 
     def _guard(self) -> threading.Lock:

@@ -67,6 +67,7 @@ LIST_TYPES: Mapping[ItemType, ListType] = {
 _ITEM_TYPES: Mapping[str, ItemType] = {kind: item for item, kind in LIST_TYPES.items()}
 
 KEYWORDS = frozenset({"and", "or", "not", "in", "between", "is", "null", "true", "false"})
+_EXPECTED: Mapping[str, str] = {"bool": "bool", "str": "str", "datetime": "str"}  # kinds of literals, beside numbers
 # No row that has a value has this code.
 _NO_CODE = -1
 SORTED_BYTES = 50  # of a row that is looked for in a sorted list
@@ -202,7 +203,7 @@ class Or(Expression):
         return " or ".join(map(_nested, self.operands))
 
 
-Leaf: TypeAlias = Comparison | Membership | Contains | Like | CodeSet | Pair | IsNull
+Leaf: TypeAlias = Contains | Comparison | Membership | Like | CodeSet | Pair | IsNull
 
 
 class ColumnWords(NamedTuple):
@@ -264,23 +265,24 @@ def item_type(kind: AttributeType | None) -> ItemType | None:
     return _ITEM_TYPES.get(kind) or cast(ItemType, kind)
 
 
-def leaves(expression: Expression) -> Iterator[Leaf]:
-    """Yield the conditions without operands."""
+def leaves(expression: Expression) -> list[Leaf]:
+    """Return the conditions without operands."""
+    if isinstance(expression, Leaf):
+        return [expression]
     if isinstance(expression, Not):
-        yield from leaves(expression.operand)
-    elif isinstance(expression, And | Or):
-        for operand in expression.operands:
-            yield from leaves(operand)
-    else:
-        assert isinstance(expression, Leaf)
-        yield expression
+        return leaves(expression.operand)
+    assert isinstance(expression, And | Or)
+    return [leaf for operand in expression.operands for leaf in leaves(operand)]
 
 
 def conjuncts(expression: Expression) -> list[Expression]:
     """Return conditions that are all true where one is."""
     if not isinstance(expression, And):
         return [expression]
-    return [each for operand in expression.operands for each in conjuncts(operand)]
+    found = list[Expression]()
+    for operand in expression.operands:
+        found += conjuncts(operand) if isinstance(operand, And) else (operand,)
+    return found
 
 
 def row_bytes(expression: Expression) -> int:
@@ -308,12 +310,13 @@ def values_of(leaf: Leaf) -> tuple[Value, ...]:
 
 def check_names(expression: Expression, known: Mapping[str, Any]) -> None:
     """Refuse unknown attributes of a filter."""
-    _check_names([*leaves(expression)], known)
+    _check_names(leaves(expression), known)
 
 
 def _check_names(every: Sequence[Leaf], known: Mapping[str, Any]) -> None:
     for leaf in every:
-        check_name(leaf.name, known)
+        if leaf.name not in known:
+            check_name(leaf.name, known)
         if isinstance(leaf, Pair):
             check_name(leaf.other, known, f"; text stands in quotes: {leaf.name} {leaf.operator} '{leaf.other}'")
 
@@ -337,7 +340,7 @@ def check_types(expression: Expression, types: Mapping[str, AttributeType | None
     ------
     ValueError, TypeError
     """
-    every = [*leaves(expression)]
+    every = leaves(expression)
     _check_names(every, types)
     for leaf in every:
         kind = types[leaf.name]
@@ -354,9 +357,9 @@ def check_types(expression: Expression, types: Mapping[str, AttributeType | None
             _pattern(leaf)
             if kind != "str":
                 raise TypeError(f"{leaf}: attribute {leaf.name!r} is {types[leaf.name]}; expected text for like")
+        expected = _EXPECTED.get(kind, "number")
         for value in values_of(leaf):
             came = "bool" if isinstance(value, bool) else "str" if isinstance(value, str) else "number"
-            expected = {"bool": "bool", "str": "str", "datetime": "str"}.get(kind, "number")
             if came != expected:
                 name = type(value).__name__
                 hint = ", but with text such as '2024-01-31 12:00'" if kind == "datetime" else ""

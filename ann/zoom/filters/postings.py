@@ -163,11 +163,9 @@ class Postings:
         request = core.PostingRequest(
             file=self._handle, end=self._end, directory=directory, count=self._count,
             items=every[0] if len(every) == 1 else np.concatenate(every), ends=_ends(every), filters=_ends(filters),
-            floats=self.dtype.kind == "f", start=start,
+            floats=self.dtype.kind == "f", start=start, rows=count,
         )  # fmt: skip
         self._reader.run(partial(compiled.mark_rows, request=request, words=found))
-        if count % 64:  # which no right file tells of
-            found[:, -1] &= np.uint64((1 << count % 64) - 1)
         return found
 
     def _flags(

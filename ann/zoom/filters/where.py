@@ -213,13 +213,19 @@ def _words(column: Column) -> ColumnWords:
 
 
 class _Parser:
-    """Reads one token ahead: its kind, its text and where it starts."""
+    """Reads one token ahead: its kind and its text."""
 
     def __init__(self, text: str) -> None:
         self._whole = text
-        self._position = 0
-        self.kind, self.text, self.start = "", "", 0
+        self._token: re.Match[str] | None = None
+        self._position = 0  # behind the token
+        self.kind, self.text = "", ""
         self._advance()
+
+    @property
+    def start(self) -> int:
+        """Where the token starts."""
+        return len(self._whole) if self._token is None else self._token.start(str(self._token.lastgroup))
 
     def condition(self, depth: int) -> Expression:
         operands = [self._conjunction(depth)]
@@ -336,10 +342,11 @@ class _Parser:
             self._advance()
             if self.kind != "number":
                 self.refuse("a number")
-        kind, text, position = self.kind, self.text, self.start
+        kind, text = self.kind, self.text
         if kind == "number":
+            number = self._number(sign + text)
             self._advance()
-            return self._number(sign + text, position)
+            return number
         if kind == "text":
             self._advance()
             return text[1:-1].replace(text[0] * 2, text[0])
@@ -347,18 +354,18 @@ class _Parser:
             self._advance()
             return kind == "true"
         if kind == "null":
-            self._fail(f"nothing compares to null at position {position}: expected {_VALUE}, or 'is null'", position)
+            start = self.start
+            self._fail(f"nothing compares to null at position {start}: expected {_VALUE}, or 'is null'", start)
         self.refuse(expected)
 
-    def _number(self, text: str, position: int) -> int | float:
+    def _number(self, text: str) -> int | float:
         if len(text) > _DIGITS_MAX:
-            self._fail(f"a number of {len(text)} characters at position {position}, expected fewer", position)
+            self._fail(f"a number of {len(text)} characters at position {self.start}, expected fewer", self.start)
         if text.lstrip("+-").isdigit():
             return int(text)
         if math.isinf(float(text)):
-            self._fail(
-                f"{text} at position {position} is beyond float64; write it without point and exponent", position
-            )
+            start = self.start
+            self._fail(f"{text} at position {start} is beyond float64; write it without point and exponent", start)
         return float(text)
 
     def _take(self, kind: str) -> bool:
@@ -379,27 +386,30 @@ class _Parser:
             self.refuse(expected)
 
     def _advance(self) -> None:
-        match = _TOKEN.match(self._whole, self._position)
+        self._token = match = _TOKEN.match(self._whole, self._position)
         if match is None:
-            space = _SPACE.match(self._whole, self._position)
-            start = space.end() if space else self._position
-            if start == len(self._whole):
-                self.kind, self.text, self.start = "end", "", start
-                return
-            character = self._whole[start]
-            fault = "text without its closing quote" if character in "'\"" else f"unexpected {character!r}"
-            self._fail(f"{fault} at position {start}", start)
+            self._end()
+            return
         self._position = match.end()
         kind = str(match.lastgroup)
-        text = match[kind]
-        self.text, self.start = text, match.start(kind)
+        self.text = text = match[kind]
         if kind == "name":
             kind = word if (word := text.lower()) in KEYWORDS else kind
         elif kind == "sign":
             kind = text
         elif kind == "number" and self._whole[self._position : self._position + 1].isidentifier():
-            self._fail(f"a letter right after a number at position {match.end()}", match.end())
+            self._fail(f"a letter right after a number at position {self._position}", self._position)
         self.kind = kind
+
+    def _end(self) -> None:
+        """Take the end of the filter; refuse anything else that is no token."""
+        space = _SPACE.match(self._whole, self._position)
+        start = space.end() if space else self._position
+        if start < len(self._whole):
+            character = self._whole[start]
+            fault = "text without its closing quote" if character in "'\"" else f"unexpected {character!r}"
+            self._fail(f"{fault} at position {start}", start)
+        self.kind, self.text = "end", ""
 
     def _fail(self, message: str, position: int) -> NoReturn:
         low, high = max(0, position - _SHOWN), position + _SHOWN

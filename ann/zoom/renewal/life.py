@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from memhier.ann.zoom.calibration.added import error_of_added
+from memhier.ann.zoom.calibration.added import some_of_added
 from memhier.ann.zoom.construction.begun import begun
 from memhier.ann.zoom.filters.attributes import Schema, item_bytes, merged_schema, write_attributes
 from memhier.ann.zoom.filters.bitmaps import Words, popcount, unpack
@@ -503,9 +503,8 @@ class IndexWriter:
             if fresh.records is not None:
                 write_records(tx, f"{name}-docs", [fresh.records[order].tolist()])
             pending = [*about.pending, arrays.entry(name)]
-            calibration = state.calibration.written(
-                error_of_added(fresh.vectors, preview, state.space, self._work_bytes)
-            )
+            some = some_of_added(fresh.vectors, preview, state.space, self._work_bytes)
+            calibration = state.calibration.written(some, preview, len(fresh.vectors))
             if first:
                 write_preview(tx, preview)
                 about = replace(about, space=state.space)

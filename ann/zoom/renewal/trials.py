@@ -50,7 +50,8 @@ class _Trials:
             has_all = has_all[:: min(4, max(1, len(has_all) // _LEAST))]
         self._k, self._queries = k, queries[has_all]
         furthest = truth.distances[has_all, k - 1]
-        slack = _ROUNDING * (np.abs(furthest) + np.square(truth.queries[has_all]).sum(axis=1))
+        norms = np.square(truth.queries[has_all]).sum(axis=1)
+        slack = _ROUNDING * (np.abs(furthest) + truth.norms[has_all] + np.sqrt(np.abs(furthest) * norms))
         self._furthest: Floats = state.space.distances(furthest + slack, self._queries)
         # Vectors that wait in DRAM are no neighbours that `truth` knows.
         on_ssd = Selection(state.findable, fresh=np.zeros(len(state.fresh.ids), np.bool_))

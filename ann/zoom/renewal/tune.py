@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memhier.ann.zoom.calibration.calibrate import TARGET, Calibration
-from memhier.ann.zoom.calibration.mixtures import calibrate_both, play_queries
+from memhier.ann.zoom.calibration.mixtures import calibrate_kinds, play_queries
 from memhier.ann.zoom.calibration.truth import QUERIES, NeighbourTruth
 from memhier.ann.zoom.pauses import pause
 from memhier.ann.zoom.preview.scan_arguments import positions_of
@@ -61,8 +61,11 @@ def measure(state: IndexSnapshot, reader: Reader, queries: Floats | None, seed: 
         pause()
         truth.add(positions, state.space.vectors(vectors))
     truth.finish()
-    found = calibrate_both(state.preview, state.findable.coded, truth, state.row_bytes)
-    if queries is None or state.preview.coding == "pq":
+    found = calibrate_kinds(state.preview, state.findable.coded, truth, state.row_bytes)
+    if queries is None:
+        return found
+    found = replace(found, one_way=state.calibration.one_way, far=state.calibration.far)  # of vectors, not of queries
+    if state.preview.coding == "pq":
         return found
     return try_efforts(state, reader, found, truth, queries)
 

@@ -1,12 +1,14 @@
 """How a search keeps the recall that was asked for: by the calibrated effort, by more, or exactly."""
 
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from statistics import NormalDist
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
 from memhier.ann.zoom.arguments import SearchOptions
-from memhier.ann.zoom.calibration.calibrate import TARGET, Calibration
+from memhier.ann.zoom.calibration.calibrate import TARGET, Calibration, grown
 from memhier.ann.zoom.preview.preview import Effort
 from memhier.ann.zoom.search.search import Selection
 from memhier.ann.zoom.storage.snapshot import IndexSnapshot
@@ -19,8 +21,10 @@ _FEW_OF_K = 32  # likewise, by k
 _FEWEST = 256  # likewise, up to which their bounds are wide
 _FEW_EPS = 3.0  # standard errors of these
 _ROUGH_EPS = 8.0  # likewise of any rows, where errors exceed their bounds: of far rows they do so more often
+_NORMAL = NormalDist()
 _NORMAL_AXES = 32  # from which on the errors of codes, sums over axes, are taken as normal
 _FEW_LISTS, _FEW_AXES = 128, 128 * 128  # that are scanned sooner than put in order, and their axes in all
+_PLANS_MOST = 64  # under filters that are kept
 _NEARLY = 4  # times the lists routed to at first, up to which a search is routed to all that hold rows left
 
 Escalation: TypeAlias = Literal["no", "wider", "exact"]
@@ -60,7 +64,7 @@ def plan_search(state: IndexSnapshot, k: int, count: int, options: SearchOptions
     """
     recall = TARGET if options.recall is None else float(options.recall)
     if options.nprobe is None and options.candidates is None:
-        plan = _plan_recall(state, k, recall, selection)
+        plan = _planned(state, k, recall, selection)
         if options.radius is not None and plan.escalation == "no":
             usual = plan.effort if selection.left is not None else state.calibration.measured(k, recall)[0]
             plan = replace(plan, effort=state.calibration.of_radius(usual, recall), calibrated=False)
@@ -78,12 +82,17 @@ def plan_search(state: IndexSnapshot, k: int, count: int, options: SearchOptions
     return Plan(effort, False, "no", 0.0)
 
 
-def _plan_recall(state: IndexSnapshot, k: int, recall: float, selection: Selection) -> Plan:
+def _planned(state: IndexSnapshot, k: int, recall: float, selection: Selection) -> Plan:
     """Return how to keep `recall` for `k` neighbours among the selected vectors."""
-    calibration = state.calibration
     if selection.left is not None:
-        exact = recall == 1 or calibration.reached_at(k) < recall
-        return Plan(_filtered(state, k, recall, selection), False, "exact" if exact else "no", recall)
+        return _plan_filtered(state, k, recall, selection)
+    plan: Plan | None = state.plans.get((k, recall))
+    return plan or _keep(state.plans, (k, recall), _plan_recall(state, k, recall))
+
+
+def _plan_recall(state: IndexSnapshot, k: int, recall: float) -> Plan:
+    """Return how to keep `recall` for `k` neighbours among all vectors."""
+    calibration = state.calibration
     effort, known = calibration.effort(k, recall)
     if state.preview.coding == "pq":
         best = max(reached for reached, _, _ in calibration.efforts[max(calibration.efforts)])
@@ -99,7 +108,8 @@ def _plan_recall(state: IndexSnapshot, k: int, recall: float, selection: Selecti
         # The neighbours differ from those measured: half of the loss is allowed, and the bounds alone decide.
         found = calibration.effort(k, 1 - (1 - recall) / 2)[0]
         eps = found.eps if calibration.bounds_hold else max(found.eps, _ROUGH_EPS)
-        return Plan(replace(found, eps=eps, most=None), False, "wider", recall)
+        found = replace(found, eps=eps, most=None)
+        return Plan(_every_list(state, found) if _radii_are_old(state) else found, False, "wider", recall)
     widest = calibration.widest(state.preview.lists)
     return Plan(effort if recall == 1 else widest, False, "exact" if exact else "wider", recall)
 
@@ -109,32 +119,71 @@ def _measured(calibration: Calibration, k: int) -> bool:
     return k <= max(calibration.efforts) and not calibration.changed_much
 
 
-def _filtered(state: IndexSnapshot, k: int, recall: float, selection: Selection) -> Effort:
-    """Return the effort for the rows that a filter leaves.
-
-    The search looks at all that may be as near as the k-th, wherever they lie. Where the rows are few, it looks at all
-    of them if their lists are few, too, or if calibration does not tell how far it has to look.
-    """
+def _plan_filtered(state: IndexSnapshot, k: int, recall: float, selection: Selection) -> Plan:
+    """Return how to keep `recall` for `k` neighbours among the rows that a filter leaves."""
     assert selection.left is not None
-    calibration, lists = state.calibration, state.preview.lists
-    held = lists if selection.rows.held is None else selection.rows.held
-    effort, nprobe, few_lists = calibration.filtered(k, recall, selection.share)
-    gap, sure = state.preview.cautious(effort.gap)
-    clear = max(effort.clear, sure if sure < np.inf else 0.0)
-    loss = 0.0 if state.space.padded < _NORMAL_AXES else effort.loss
+    calibration, lists, plans = state.calibration, state.preview.lists, state.plans
+    held, wanted = selection.rows.held, k / max(selection.share, 1e-9)
+    held = lists if held is None else held
+    usual = k, recall, calibration.wide(wanted)
+    if (known := plans.get(usual)) is None:
+        known = _keep(plans, usual, calibration.filtered(*usual))
+    effort, power, few_lists = known
+    nprobe = grown(effort.nprobe, power, wanted / usual[2])
     if held <= _NEARLY * nprobe:
         nprobe = lists
-    least, usual = effort.least, effort.usual
-    eps = effort.eps if calibration.bounds_hold else max(effort.eps, _ROUGH_EPS)
+    left = "few" if selection.left > _FEWEST else "fewest"
     if selection.left > max(_FEW, _FEW_OF_K * k):
-        return Effort(nprobe, eps, least=least, gap=gap, usual=usual, clear=clear, loss=loss)
-    if few_lists is None or selection.left <= _FEWEST:
-        eps = max(eps, _eps_of_few(calibration, k, recall))
-    if few_lists is not None and held > min(_FEW_LISTS, _FEW_AXES // state.space.padded) and sure < np.inf:
-        least = few_lists
-    else:
-        nprobe, gap = lists, np.inf
-    return Effort(nprobe, eps, least=least, gap=gap, usual=usual, clear=clear, loss=loss)
+        left = "many"
+    in_order = held > min(_FEW_LISTS, _FEW_AXES // state.space.padded)
+    key = usual, nprobe, left, in_order
+    plan: Plan | None = plans.get(key)
+    if plan is None:
+        effort = _filtered(state, replace(effort, nprobe=nprobe), recall)
+        if left != "many":
+            if few_lists is None or left == "fewest":
+                effort = replace(effort, eps=max(effort.eps, _eps_of_few(calibration, k, recall)))
+            # All are looked at if their lists are few, too, or if it is not known how far to look.
+            if few_lists is not None and in_order and state.preview.cautious(effort.gap)[1] < np.inf:
+                effort = replace(effort, least=few_lists)
+            else:
+                effort = _every_list(state, effort)
+        exact = recall == 1 or calibration.reached_at(k) < recall
+        plan = _keep(plans, key, Plan(effort, False, "exact" if exact else "no", recall))
+    return plan
+
+
+def _keep(plans: dict[Hashable, Any], key: Hashable, made: Any) -> Any:
+    """Keep a plan, or an effort, for searches to come; return it."""
+    if len(plans) >= _PLANS_MOST:
+        plans.clear()
+    plans[key] = made
+    return made
+
+
+def _radii_are_old(state: IndexSnapshot) -> bool:
+    """Return whether the radii of lists, by which a search of inner products leaves lists out, no longer hold."""
+    return state.preview.inner and not state.calibration.lists_fit
+
+
+def _every_list(state: IndexSnapshot, effort: Effort) -> Effort:
+    return replace(effort, nprobe=state.preview.lists, gap=np.inf)
+
+
+def _filtered(state: IndexSnapshot, effort: Effort, recall: float) -> Effort:
+    """Return an effort for the rows that a filter leaves, wherever they lie.
+
+    Where it leaves far rows alone, many are almost as near as the nearest: no distance to the next makes up for an
+    error. So the bounds hold by themselves but for a quarter of the loss.
+    """
+    if recall < 1:
+        effort = replace(effort, eps=max(effort.eps, _NORMAL.inv_cdf(1 - (1 - recall) / 4)))
+    if _radii_are_old(state):
+        effort = _every_list(state, effort)
+    gap, sure = state.preview.cautious(effort.gap)
+    eps = effort.eps if state.calibration.bounds_hold else max(effort.eps, _ROUGH_EPS)
+    loss = 0.0 if state.space.padded < _NORMAL_AXES else effort.loss
+    return replace(effort, eps=eps, gap=gap, clear=max(effort.clear, sure if sure < np.inf else 0.0), loss=loss)
 
 
 def _eps_of_few(calibration: Calibration, k: int, recall: float) -> float:

@@ -1,6 +1,7 @@
 """The way of a search: from queries to lists, to candidates with bounds, to rounds of reads, to ids."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, Self, TypeAlias
@@ -20,6 +21,7 @@ from memhier.ann.zoom.preview.scan_arguments import SCAN_TALLY, Candidates, posi
 from memhier.ann.zoom.preview.space import EVERY, Numbers
 from memhier.ann.zoom.preview.stored_scan import Parts
 from memhier.ann.zoom.search.trace import Trace
+from memhier.ann.zoom.search.turns import Turns
 from memhier.ann.zoom.storage.fullview import make_workspace
 from memhier.ann.zoom.storage.ids import Located, Sightings, locate, with_repeats
 from memhier.ann.zoom.storage.part import Findable, findable, gather, ids_at
@@ -27,17 +29,23 @@ from memhier.ann.zoom.storage.snapshot import IndexSnapshot
 from memhier.io.read_arguments import READ_TALLY, Tallies
 from memhier.io.reader import Reader
 from memhier.rows.ranking import RANK_TALLY, Ranking, RankRequest, rank_rows
-from memhier.shield import check_interrupt
+from memhier.shield import ShieldedContext, check_interrupt
 
 __all__ = ["CANDIDATE_BYTES", "Found", "Search", "Selection", "candidate_limit", "first_round"]
 
 CANDIDATE_BYTES = 64  # position, bound, estimate, file, offset and id of one candidate
 _AXIS_BYTES = 16  # of a query on its way into the preview's space
 _PROBE_BYTES = 8  # of a list that a query is routed to
+# Of the native core: queries that it routes together, and lists that it compares at a time; bytes of an axis of
+# one of these (of inner products half as many again), of a distance and of a candidate before the ranking; and bytes of
+# a neighbour of any query.
+_ROUTED, _COMPARED = 4, 256
+_ROUTED_AXIS, _DISTANCE, _SCANNED, _NEIGHBOUR = 8, 4, 48, 48
 _LIMIT = 512  # candidates with bounds that are kept of a query, where there is no room for more
 _LIMIT_FEW = 96  # likewise at first under a filter
 
 _NO_WORKSPACE = np.empty((0, 1), np.uint8)
+_NONE_LENT = nullcontext(0)
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -180,6 +188,8 @@ class Search:
         DRAM that other searches of the call take, out of that for candidates.
     numbers
         Those of the queries in the call.
+    turns
+        Of all searches, one of which the call has: a batch takes the room of others that are free. None for none.
 
     Attributes
     ----------
@@ -203,12 +213,14 @@ class Search:
         trace: Trace | None = None,
         aside: int = 0,
         numbers: Numbers = EVERY,
+        turns: Turns | None = None,
     ) -> None:
         self.snapshot: IndexSnapshot = snapshot
         self.reader: Reader = reader
         self.selection: Selection = selection
         self.trace: Trace | None = trace
         self.numbers: Numbers = numbers
+        self._turns = turns
         self.scan_bytes: int = snapshot.scan_bytes - aside
         self.tally: npt.NDArray[np.void] = np.zeros(1, READ_TALLY)
         self.sightings: Sightings | None = Sightings(snapshot.parts, snapshot.fresh) if named else None
@@ -231,7 +243,7 @@ class Search:
             self._find_in_steps(queries, k, effort, limits, radius, found)
             self._leave_far(radius, found)
         else:
-            self._find_in_calls(state, queries, effort, limits, radius, found, self.candidate_limits(k, effort)[0])
+            self._find_in_calls(state, queries, effort, limits, radius, found, self.candidate_limits(k, effort))
             self.complete(state, queries, effort, limits, radius, found)
         return found
 
@@ -248,13 +260,13 @@ class Search:
         self, state: Any, queries: Floats, effort: Effort, limits: ReadLimits, radius: Floats | None, found: Found
     ) -> None:
         """Complete `found` after calls of the native core: by queries put off for more room, and by fresh vectors."""
-        few, most = self.candidate_limits(found.ids.shape[1], effort)
         if any(found.scanned["cut_short"].tolist()):
+            few, most = self.candidate_limits(found.ids.shape[1], effort)
             cut = found.scanned["cut_short"] > 0
             if few < most:
                 more = found.take(cut)
                 near = None if radius is None else radius[cut]
-                self._find_in_calls(state, queries[cut], effort, limits, near, more, most)
+                self._find_in_calls(state, queries[cut], effort, limits, near, more, (most, most))
                 more.scanned["scanned"] += found.scanned["scanned"][cut]  # scanned once more
                 found.put(cut, more)
             if effort.most is None or most < USUAL_MOST * effort.most:
@@ -270,27 +282,31 @@ class Search:
 
     def _find_in_calls(
         self, state: Any, queries: Floats, effort: Effort, limits: ReadLimits, radius: Floats | None, found: Found,
-        limit: int,
+        kept: tuple[int, int],
     ) -> None:  # fmt: skip
-        """Fill `found` by calls of the native core, each for as many queries as there is room for."""
-        step = self.queries_together(effort, limit)
-        for start in range(0, len(queries), step):
+        """Fill `found` by calls of the native core, each for as many queries as there is room for; `kept` as there."""
+        start, count, k = 0, len(queries), found.ids.shape[1]
+        while start < count:
             if start:
                 check_interrupt()
-            part = slice(start, start + step)
-            some, near = queries[part], None if radius is None else radius[part]
-            request = self.request(some, found.ids.shape[1], effort, limits, near, limit)
-            room = found if step >= len(queries) else found.take(part)
-            self.note(self.find([state], [request], some, room, self.numbers[start:]))
+            step = 1 if count == 1 else self._queries_in_call(effort, kept[0], k, 1)
+            turns = None if step >= count - start else self._turns
+            with _NONE_LENT if turns is None else ShieldedContext(turns.lent) as lent:
+                step = self._queries_in_call(effort, kept[0], k, 1 + lent) if lent else step
+                part = slice(start, start + step)
+                some, near = queries[part], None if radius is None else radius[part]
+                request = self.request(some, k, effort, limits, near, kept)
+                room = found if len(some) == count else found.take(part)
+                self.note(self.find([state], [request], some, room, self.numbers[start:]))
+            start += step
 
     def request(
-        self, queries: Floats, k: int, effort: Effort, limits: ReadLimits, radius: Floats | None, limit: int = 0
+        self, queries: Floats, k: int, effort: Effort, limits: ReadLimits, radius: Floats | None, kept: tuple[int, int]
     ) -> Any:
-        """Return a request to the native core; with no `limit` given, for as many candidates as are kept at first."""
+        """Return a request to the native core, for as many candidates as are `kept`: now, and at most."""
         core, preview = backend.core, self.snapshot.preview
         assert core is not None
-        few, most = self.candidate_limits(k, effort)
-        limit = limit or few
+        limit, most = kept
         hard = core.SearchEffort(
             k=k, eps=effort.eps, least=effort.least, gap=effort.gap, clear=effort.clear, most=effort.most or 0,
             usual=effort.usual, most_times=USUAL_MOST, limit=limit, first_round=first_round(k, effort),
@@ -376,6 +392,14 @@ class Search:
     def queries_together(self, effort: Effort, limit: int) -> int:
         """Return how many queries with so many candidates each are searched together."""
         return max(1, self.scan_bytes // self.query_bytes(effort, limit))
+
+    def _queries_in_call(self, effort: Effort, limit: int, k: int, rooms: int) -> int:
+        """Return how many queries with so many candidates each one call of the native core searches in some rooms."""
+        lists, space, scan_bytes = self.snapshot.preview.lists, self.snapshot.space, rooms * self.scan_bytes
+        routed = space.padded * _ROUTED_AXIS * (3 if space.metric == "ip" else 2) // 2 + limit * _SCANNED
+        routed += min(2 * effort.nprobe + _COMPARED, lists) * _PROBE_BYTES + min(_COMPARED, lists) * _DISTANCE
+        kept = limit * CANDIDATE_BYTES + k * _NEIGHBOUR
+        return max(1, scan_bytes // (routed + kept), (scan_bytes - _ROUTED * routed) // kept)
 
     def query_bytes(self, effort: Effort, limit: int) -> int:
         """Return the DRAM of a query with so many candidates."""

@@ -1,9 +1,6 @@
 """The searches of an open index, and the recall that they keep."""
 
-import itertools
-import os
 import time
-from _thread import LockType, allocate_lock
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -27,6 +24,7 @@ from memhier.ann.zoom.search.results import Chosen, RangeResult, SearchResult
 from memhier.ann.zoom.search.search import Found, Search, Selection
 from memhier.ann.zoom.search.together import Planned, find_together, selections
 from memhier.ann.zoom.search.trace import Trace
+from memhier.ann.zoom.search.turns import Turns
 from memhier.ann.zoom.storage.layout import filters_bytes
 from memhier.ann.zoom.storage.snapshot import IndexSnapshot
 from memhier.io.read_arguments import Tallies
@@ -34,7 +32,7 @@ from memhier.io.reader import Reader
 from memhier.rows.ranking import STOPS
 from memhier.shield import check_interrupt
 
-__all__ = ["Searcher", "Turns"]
+__all__ = ["Searcher"]
 
 _NO_PAYLOAD = dict.fromkeys(("payload_reads", "payload_pages", "payload_bytes", "payload_rounds"), 0)
 
@@ -42,39 +40,6 @@ Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int64]
 Columns: TypeAlias = dict[str, npt.NDArray[Any]]
 Watch: TypeAlias = Callable[[IndexSnapshot, Floats, SearchOptions, Floats], None]
-
-
-class Turns:
-    """Lets a fixed number of threads in at a time: ``with turns.next(): ...``.
-
-    A turn is a built-in lock. No signal is handled between the lock and the `with` that takes and releases it. The
-    steps of a semaphore are lines of Python, where an interrupt could keep a turn taken for ever.
-
-    Parameters
-    ----------
-    count
-        Threads at a time.
-    """
-
-    def __init__(self, count: int) -> None:
-        self._count = count
-        self._asked = itertools.count()
-        self._locks, self._pid = [allocate_lock() for _ in range(count)], os.getpid()
-
-    def next(self) -> LockType:
-        """Return a turn to take: a free one if there is any, otherwise each in rotation."""
-        if self._pid != os.getpid():  # threads of the parent process may have had all turns
-            self._locks, self._pid = [allocate_lock() for _ in range(self._count)], os.getpid()
-        locks = self._locks
-        for lock in locks:
-            if not lock.locked():
-                return lock
-        return locks[next(self._asked) % len(locks)]
-
-    @property
-    def busy(self) -> bool:
-        """Whether all turns are taken."""
-        return self._pid == os.getpid() and all(lock.locked() for lock in self._locks)
 
 
 class Searcher:
@@ -193,7 +158,9 @@ class Searcher:
         plan = plan_search(state, k, count, options, selection)
         noted = named or bool(wanted) or trace is not None
         held = filters_bytes(state.scan_bytes) if aside else 0
-        search = Search(state, self._reader, selection, named=noted, trace=trace, aside=held, numbers=numbers)
+        search = Search(
+            state, self._reader, selection, named=noted, trace=trace, aside=held, numbers=numbers, turns=self._turns
+        )
         return Planned(search, plan, queries, k, options, limits, radius, wanted)
 
     def _finished(self, planned: Planned, found: Found, chosen: Chosen | None = None) -> SearchResult:

@@ -102,7 +102,14 @@ def _in_one_call(every: Sequence[Planned], states: list[Any]) -> list[Found]:
     ends = np.cumsum([len(each.queries) for each in every]).tolist()
     parts = [slice(stop - len(each.queries), stop) for each, stop in zip(every, ends, strict=True)]
     requests = [
-        each.search.request(queries[part], k, each.plan.effort, each.limits, each.radius)
+        each.search.request(
+            queries[part],
+            k,
+            each.plan.effort,
+            each.limits,
+            each.radius,
+            each.search.candidate_limits(k, each.plan.effort),
+        )
         for each, part in zip(every, parts, strict=True)
     ]
     numbers = np.concatenate([each.search.numbers for each in every])

@@ -103,6 +103,8 @@ _CHECK = record(
             "clear": mapping(sequence(row(real(0, 1), real(0)), 1), _BY_K),
             "one_way": real(0),
             "strayed": real(0),
+            "far": real(0),
+            "strange": real(0),
         }),
         "parts": _PARTS,
         "pending": _PARTS,

@@ -19,7 +19,6 @@ from memhier.io.buffer_pool import held_page_bytes
 from memhier.io.page_file import PAGE_BYTES
 
 __all__ = [
-    "CONTEXTS_MOST",
     "PART_BYTES",
     "IndexLayout",
     "IndexSizes",
@@ -31,6 +30,7 @@ __all__ = [
     "lists_anew",
     "plan_layout",
     "pool_pages",
+    "read_contexts",
     "read_depth",
     "scan_bytes",
     "wave_bytes",
@@ -38,16 +38,18 @@ __all__ = [
 
 _VECTORS_PER_LIST = 100  # lists are 1 % of n; shorter lists probe finer, but each costs its centroid
 _FEWEST_PER_LIST = 8  # in lists that were made for more
-_SCAN_LEAST = 64 << 10
+_SCAN_LEAST, _SCAN_MOST = 64 << 10, 512 << 10
+_SCAN_PARTS, _SCAN_PARTS_MANY = 64, 320  # of the budget: one is a search's for candidates, where there are few and many
 _LISTS_SHARE = 0.25  # of the budget, at most, for lists and their graph
 _NUMBERS_BYTES = 4  # radius, factor and error
 # An axis, on average: with more bits a search reads hardly less, and scans longer. Pages come after them. At equal DRAM
 # two bits and more pages would read a quarter less of SIFT, but of whitened patches two bits read eight times as much
 # as four, three bits twice (`python -m memhier.benchmarks.workloads.search.dram --data patches --code-bytes 16`).
 _BITS_MOST = 4
-_SEARCHES_SHARE, _SEARCHES_MOST = 0.08, 8  # of the budget for searches beyond the first; and of them
+# Of the budget for searches beyond the first; of them, with room for many candidates; and where these do not fit.
+_SEARCHES_SHARE, _SEARCHES_MOST, _SEARCHES_MANY = 0.08, 8, 9
 _SPARE_SHARE = 0.5  # of the DRAM that the longest codes leave, for more searches
-CONTEXTS_MOST = 4  # that a reader makes
+_CONTEXTS, _DEPTH_LEAST = 4, 32  # of a reader: calls at a time, twice as many where each has so many reads in flight
 PART_BYTES = PAGE_BYTES  # of a part, in catalog and description
 _CATALOG_BYTES = 8192  # of the description, most of it efforts
 _PARTS_MORE = 4  # that an index which grows has beside its first
@@ -144,9 +146,10 @@ class IndexLayout:
     pool_pages: int = 0
 
 
-def scan_bytes(dram: int) -> int:
-    """Return the DRAM for the candidates of queries that are searched together."""
-    return max(_SCAN_LEAST, min(512 << 10, dram // 64))
+def scan_bytes(dram: int, searches: int) -> int:
+    """Return the DRAM for the candidates of queries that are searched together, in one of so many `searches`."""
+    parts = _SCAN_PARTS if searches <= _SEARCHES_MOST else _SCAN_PARTS_MANY
+    return max(_SCAN_LEAST, min(_SCAN_MOST, dram // parts))
 
 
 def filters_bytes(scan: int) -> int:
@@ -177,9 +180,18 @@ def attribute_bytes(dram: int) -> int:
     return max(1, int(_ATTRIBUTES_SHARE * dram))
 
 
+def read_contexts(dram: int) -> int:
+    """Return how many searches read at a time; further ones compute meanwhile."""
+    return 2 * _CONTEXTS if _reads(dram) >= 2 * _CONTEXTS * _DEPTH_LEAST else _CONTEXTS
+
+
 def read_depth(dram: int) -> int:
     """Return how many reads of a search are in flight at a time; each takes a page of DRAM."""
-    return max(32, min(128, dram // (128 * PAGE_BYTES)))
+    return _reads(dram) // read_contexts(dram)
+
+
+def _reads(dram: int) -> int:
+    return _CONTEXTS * max(_DEPTH_LEAST, min(128, dram // (128 * PAGE_BYTES)))
 
 
 def pool_pages(room: int, pages: int) -> int:
@@ -244,7 +256,7 @@ def file_bytes(sizes: IndexSizes, layout: IndexLayout) -> int:
 def _fit(sizes: IndexSizes, dram: int, *, may_rotate: bool) -> IndexLayout | None:
     """Return the layout with the longest codes that fits, None where none does."""
     coded = sizes.coding == "rabitq"
-    fixed, searches, each = _fixed_bytes(sizes, dram, scan_bytes(dram))
+    fixed, searches = _fixed_bytes(sizes, dram)
     for length, code_bytes, padded in _choices(core_dimension(sizes.metric, sizes.dimension), sizes.coding):
         per_vector = code_bytes + sizes.id_bytes + (_NUMBERS_BYTES if coded else 0)
         per_list = _list_bytes(sizes.count, padded)
@@ -256,25 +268,25 @@ def _fit(sizes: IndexSizes, dram: int, *, may_rotate: bool) -> IndexLayout | Non
         total += 8 * (lists + 1) * _PARTS_MORE * sizes.growing
         if total <= dram:
             if not sizes.growing:
-                searches, total = _more_searches(searches, each, sizes.reader_bytes, total, dram)
+                searches, total = _more_searches(sizes, dram, searches, total)
             return IndexLayout(lists, sizes.coding, code_bytes, padded, rotate, searches, total)
     return None
 
 
 def _fit_on_ssd(sizes: IndexSizes, dram: int) -> IndexLayout | None:
     """Return the layout with the shortest lists that fits, with codes on SSD; None where none does."""
-    fixed, searches, _ = _fixed_bytes(sizes, dram, scan_bytes(dram) + WAVE_COPIES * wave_bytes(dram))
+    fixed, searches = _fixed_bytes(sizes, dram, WAVE_COPIES * wave_bytes(dram))
     padded = core_dimension(sizes.metric, sizes.dimension)
     code_bytes = max(1, padded * _STORED_BITS // 8, int(_STORED_SHARE * sizes.row_bytes))
     blocks = _stored_list_bytes(sizes, code_bytes)
     for rotate in (4 * padded * padded <= _ROTATION_SHARE * dram, False):
-        total = fixed + 16 * padded + 4 * padded * padded * rotate + 8 + _checksum_bytes(blocks)
+        total = fixed + 16 * padded + 4 * padded * padded * rotate + 24 + _checksum_bytes(blocks)
         room = dram - total - _checksum_bytes(dram - total)
         more = 8 + 16 * _PARTS_MORE * sizes.growing
         lists = min(max(1, sizes.count // _VECTORS_PER_LIST), _lists_in(room, padded, more))
         if lists >= max(1, sizes.count // _LONGEST_MEAN):
             total += lists * (_each_list(padded, lists) + more)
-            total += _checksum_bytes(lists * _each_list(padded, lists)) + 16
+            total += _checksum_bytes(lists * _each_list(padded, lists))
             return IndexLayout(lists, sizes.coding, code_bytes, padded, rotate, searches, total, on_ssd=True)
     return None
 
@@ -285,20 +297,23 @@ def _lists_in(room: int, padded: int, more: int) -> int:
     return max(few, room // (_each_list(padded, EXACT_LISTS + 1) + more))
 
 
-def _fixed_bytes(sizes: IndexSizes, dram: int, candidates: int) -> tuple[int, int, int]:
-    """Return the DRAM beside lists and codes, the number of searches, and the DRAM of each of them.
+def _searches_bytes(sizes: IndexSizes, dram: int, searches: int, waves: int = 0) -> int:
+    """Return the DRAM of so many searches at a time, with `waves` bytes of each for codes on SSD."""
+    each = workspace_bytes(sizes.row_bytes) + scan_bytes(dram, searches) + waves
+    each += bitmap_bytes(sizes.count) * sizes.filtered
+    return searches * each + min(searches, read_contexts(dram)) * sizes.reader_bytes
 
-    `candidates` are the bytes of a search for candidates.
-    """
+
+def _fixed_bytes(sizes: IndexSizes, dram: int, waves: int = 0) -> tuple[int, int]:
+    """Return the DRAM beside lists and codes, and the number of searches; `waves` as above."""
     count = sizes.count
     bits = bitmap_bytes(count)
-    each = workspace_bytes(sizes.row_bytes) + candidates + bits * sizes.filtered
-    for_searches = int(_SEARCHES_SHARE * dram)
-    searches = for_searches // (each + sizes.reader_bytes)
-    if searches >= CONTEXTS_MOST:  # further searches compute while these read
-        searches = (for_searches - CONTEXTS_MOST * sizes.reader_bytes) // each
-    searches = max(1, min(_SEARCHES_MOST, searches))
-    fixed = searches * each + min(searches, CONTEXTS_MOST) * sizes.reader_bytes + _CATALOG_BYTES
+    choices = [_SEARCHES_MOST, _SEARCHES_MANY, *range(_SEARCHES_MOST - 1, 0, -1)]
+    if sizes.filtered:  # filters take room that candidates leave
+        choices.remove(_SEARCHES_MANY)
+    share = int(_SEARCHES_SHARE * dram)
+    searches = next((each for each in choices if _searches_bytes(sizes, dram, each, waves) <= share), 1)
+    fixed = _searches_bytes(sizes, dram, searches, waves) + _CATALOG_BYTES
     fixed += PAGE_DRAM * sizes.text_pages + _checksum_bytes(stored_bytes(count, sizes.row_bytes))
     fixed += attribute_bytes(dram) * sizes.filtered + records_bytes(count, sizes.record_bytes)
     fixed += _checksum_bytes(sizes.item_bytes) if sizes.item_bytes else 0
@@ -306,18 +321,16 @@ def _fixed_bytes(sizes: IndexSizes, dram: int, candidates: int) -> tuple[int, in
         fixed += 2 * bits  # bitmaps of removed rows, before and after a removal
     if sizes.growing:
         fixed += 2 * fresh_bytes(dram) + _PARTS_MORE * PART_BYTES
-    return fixed, searches, each
+    return fixed, searches
 
 
-def _more_searches(searches: int, each: int, reader_bytes: int, total: int, dram: int) -> tuple[int, int]:
+def _more_searches(sizes: IndexSizes, dram: int, searches: int, total: int) -> tuple[int, int]:
     """Return the number of searches with those that a share of the spare DRAM holds, and the DRAM in all."""
-    most = total + int(_SPARE_SHARE * (dram - total))
-    while searches < _SEARCHES_MOST:
-        with_one = total + each + reader_bytes * (searches < CONTEXTS_MOST)
-        if with_one > most:
-            break
-        searches, total = searches + 1, with_one
-    return searches, total
+    most, beside = total + int(_SPARE_SHARE * (dram - total)), total - _searches_bytes(sizes, dram, searches)
+    few = min(searches, _SEARCHES_MOST - 1)
+    more = [each for each in range(few + 1, _SEARCHES_MOST + 1) if beside + _searches_bytes(sizes, dram, each) <= most]
+    searches = max(more, default=searches)
+    return searches, beside + _searches_bytes(sizes, dram, searches)
 
 
 def _lists_within(count: int, padded: int, dram: int, length: int) -> int:

@@ -1,6 +1,6 @@
 """The state of an index at one moment, and the DRAM that it takes."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Self, TypeAlias
@@ -22,7 +22,7 @@ from memhier.ann.zoom.storage.catalog import Description, load_preview
 from memhier.ann.zoom.storage.fresh import Fresh
 from memhier.ann.zoom.storage.fullview import vectors_of, workspace_bytes
 from memhier.ann.zoom.storage.ids import IdKind, Ids, Located, ids_of, locate_all, stream_ids
-from memhier.ann.zoom.storage.layout import CONTEXTS_MOST, pool_pages, scan_bytes, wave_bytes
+from memhier.ann.zoom.storage.layout import pool_pages, read_contexts, scan_bytes, wave_bytes
 from memhier.ann.zoom.storage.part import Findable, IndexPart, PartFiles, held_bytes
 from memhier.ann.zoom.storage.stored_arrays import StoredArrays
 from memhier.io.kernels import METRICS, ROW_DTYPES
@@ -107,6 +107,11 @@ class IndexSnapshot:
         )  # fmt: skip
 
     @cached_property
+    def plans(self) -> dict[Hashable, Any]:
+        """How to search, by all that decides on it, for `memhier.ann.zoom.search.planning` alone."""
+        return {}
+
+    @cached_property
     def count(self) -> int:
         """Vectors that a search can find."""
         return self.findable.total + len(self.fresh.ids)
@@ -146,7 +151,7 @@ class IndexSnapshot:
         return cls(
             about.space, dtype, about.schema, preview, parts,
             Fresh.empty(about.space.dimension, dtype, about.id_kind == "str"), about.calibration,
-            HotPages.load(reader, np.sort(keys)), scan_bytes(about.dram), tuple(about.documents),
+            HotPages.load(reader, np.sort(keys)), scan_bytes(about.dram, about.searches), tuple(about.documents),
         )  # fmt: skip
 
     @property
@@ -241,7 +246,7 @@ class Footprint:
         self._spared = about.dram // _SPARED if store.writable else 0
         waves = WAVE_COPIES * wave_bytes(about.dram) if about.on_ssd else 0
         # Of one search, filters apart.
-        self.search_bytes: int = workspace_bytes(about.row_bytes) + scan_bytes(about.dram) + waves
+        self.search_bytes: int = workspace_bytes(about.row_bytes) + scan_bytes(about.dram, about.searches) + waves
 
     def held(self, state: IndexSnapshot) -> int:
         """Return the DRAM held, in bytes: codes, ids, lists, checksums, fresh vectors, buffers of all searches."""
@@ -259,7 +264,8 @@ class Footprint:
         Joins of parts, and pages that the reader holds, come on top.
         """
         pool = self._reader.pool_bytes
-        idle = min(self._searches, CONTEXTS_MOST) * self._reader.planned_bytes - (self._reader.memory_bytes - pool)
+        contexts = min(self._searches, read_contexts(self._dram))
+        idle = contexts * self._reader.planned_bytes - (self._reader.memory_bytes - pool)
         filters = self._cache.limit - self._cache.memory_bytes if state.schema else 0
         removals = 0
         if self._changes:  # a removal makes another bitmap beside the part's own

@@ -69,7 +69,7 @@ class Marker {
   }
 
   std::optional<Fault> run() {
-    const std::byte* heads = search_.heads;
+    const auto* heads = reinterpret_cast<const std::byte*>(search_.blocks.data() + search_.blocks.size());
     for (const PostingBlock& block : search_.blocks) {
       const std::int64_t pages = (block.count + kPageRecords - 1) / kPageRecords;
       for (std::size_t group = 0; group < groups_.size() && pages > 0 && is_near(block); ++group)
@@ -261,12 +261,13 @@ class Marker {
     return !fault_;
   }
 
-  // Leaves the rows that all groups of a filter hold.
+  // Leaves the rows that all groups of a filter hold; no right file tells of one behind the last that counts.
   void meet() {
     for (std::size_t filter = 0; filter < search_.filters.size(); ++filter) {
       const std::span<const Group> groups = groups_of(filter);
       for (const Group& group : groups.subspan(1))
         for (std::size_t i = 0; i < width_; ++i) groups[0].words[i] &= group.words[i];
+      if (search_.rows % 64 != 0) groups[0].words.back() &= ~(~std::uint64_t{0} << (search_.rows % 64));
     }
   }
 

@@ -22,15 +22,14 @@ static_assert(sizeof(PostingBlock) == 24);
 // What is looked for, and where: for each filter, rows that hold one of the items of every group. Items are f64 or i64.
 struct PostingSearch {
   std::int32_t file;
-  std::int64_t end;  // of the records and rows in the file
-  std::span<const PostingBlock> blocks;
-  const std::byte* heads;                 // the item of every 256th record, block by block
+  std::int64_t end;                       // of the records and rows in the file
+  std::span<const PostingBlock> blocks;   // behind them the item of every 256th record, block by block
   const std::byte* items;                 // of each group different ones, ascending
   std::span<const std::int64_t> ends;     // of each group, the number of items up to its last
   std::span<const std::int64_t> filters;  // of each filter, the number of groups up to its last
   bool floats;
-  std::int64_t start;              // the first row that counts
-  std::span<std::uint64_t> words;  // of each filter, a bit for each row from there on
+  std::int64_t start, rows;        // the first row that counts, and how many do
+  std::span<std::uint64_t> words;  // of each filter, a bit for each of these
 };
 
 // Sets the bits of the rows that hold one of the items of every group, in words that are zero; each group of a filter

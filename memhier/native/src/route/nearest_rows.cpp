@@ -54,6 +54,8 @@ void NearestRows::finish(std::int64_t* nearest) {
   auto first = keys_.begin();
   const auto wanted = static_cast<std::ptrdiff_t>(wanted_);
   if (in_order_ && wanted_ >= kManyRows) {
+    keys_.resize(std::max(keys_.size(), 2 * wanted_));
+    first = keys_.begin();
     sort_by_digits();
     first += wanted;
   } else {

@@ -10,7 +10,7 @@
 
 namespace memhier {
 
-constexpr std::size_t kComparedRows = 4096;  // at a time
+constexpr std::size_t kComparedRows = 256;  // at a time
 
 // Rows that are compared: fp16 [rows, dimension], of which those `among` count, [count], ascending; null for all.
 struct ComparedRows {
@@ -28,7 +28,12 @@ struct ComparedRows {
 class NearestRows {
  public:
   NearestRows(std::size_t wanted, std::size_t rows)
-      : wanted_(wanted), keys_(std::max(2 * wanted, std::min(2 * wanted + kComparedRows, rows))) {}
+      : wanted_(wanted), keys_(std::min(2 * wanted + kComparedRows, rows)) {}
+
+  // Whether it has the room that it would be made with.
+  bool fits(std::size_t wanted, std::size_t rows) const {
+    return wanted == wanted_ && keys_.size() == std::min(2 * wanted + kComparedRows, rows);
+  }
 
   void clear() {
     kept_ = sorted_ = 0;

@@ -21,11 +21,7 @@ std::int64_t runs_with(const Array<const std::uint64_t, 1>& words, const Array<c
               starts[starts.size() - 1] <= static_cast<std::int64_t>(64 * words.size()),
           "runs_with: ascending starts within the words, a bit for each run");
   std::fill_n(found.data(), found.size(), 0);
-  for (std::size_t run = 0; run + 1 < starts.size(); ++run) {
-    const bool holds = has_bit({words.data(), words.size()}, static_cast<std::size_t>(starts[run]),
-                               static_cast<std::size_t>(starts[run + 1]));
-    found[run / 64] |= std::uint64_t{holds} << (run % 64);
-  }
+  mark_runs({words.data(), words.size()}, {starts.data(), starts.size()}, found.data());
   std::int64_t count = 0;
   for (std::size_t i = 0; i < words.size(); ++i)
     if (words[i] != 0) count += std::popcount(words[i]);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -11,15 +12,25 @@ namespace memhier {
 // A bit for each row of a part; null for all rows.
 using RowBits = std::span<const std::uint64_t>;
 
-// Whether any row from `start` to before `stop` has its bit.
-inline bool has_bit(RowBits words, std::size_t start, std::size_t stop) {
-  if (start == stop) return false;
-  const std::size_t first = start / 64, last = (stop - 1) / 64;
-  const std::uint64_t from = ~std::uint64_t{0} << (start % 64), to = ~std::uint64_t{0} >> (63 - (stop - 1) % 64);
-  if (first == last) return (words[first] & from & to) != 0;
-  if ((words[first] & from) != 0 || (words[last] & to) != 0) return true;
-  return std::any_of(words.begin() + static_cast<std::ptrdiff_t>(first) + 1,
-                     words.begin() + static_cast<std::ptrdiff_t>(last), [](std::uint64_t word) { return word != 0; });
+// Sets bit i of found where words have a bit from starts[i] to before starts[i + 1]; starts ascend, and are one or
+// more. It goes from a bit to the end of its run, so that few rows, or rows in few runs, cost little.
+inline void mark_runs(RowBits words, std::span<const std::int64_t> starts, std::uint64_t* found) {
+  const auto count = static_cast<std::int64_t>(words.size());
+  std::size_t run = 0;
+  std::int64_t low = starts[0];  // the first row not looked at
+  for (std::int64_t at = low / 64; at < count;) {
+    const std::uint64_t above = ~std::uint64_t{0} << std::max(low - 64 * at, std::int64_t{0});
+    const std::uint64_t left = words[static_cast<std::size_t>(at)] & above;
+    if (left == 0) {
+      ++at;
+      continue;
+    }
+    while (run + 1 < starts.size() && starts[run + 1] <= 64 * at + std::countr_zero(left)) ++run;
+    if (run + 1 == starts.size()) return;
+    found[run / 64] |= std::uint64_t{1} << (run % 64);
+    low = starts[run + 1];
+    at = low / 64;
+  }
 }
 
 }  // namespace memhier

@@ -34,9 +34,10 @@ void turn_plain(const Product& of, std::size_t row) {
 
 constexpr std::size_t kLanes = 16, kWide = 4;  // columns of a register, registers of a tile
 constexpr std::size_t kTogether = 4;           // rows of a tile
+constexpr std::size_t kAxes = 64;              // rows of the matrix at a time: few pages of it, which lie side by side
 
 template <std::size_t n>
-MEMHIER_AVX512 void turn_tile(const Product& of, std::size_t row, std::size_t column) {
+MEMHIER_AVX512 void turn_tile(const Product& of, std::size_t row, std::size_t column, std::size_t first) {
   __mmask16 present[kWide];
   for (std::size_t w = 0; w < kWide; ++w) {
     const std::size_t at = std::min(of.dimension, column + w * kLanes), left = of.dimension - at;
@@ -46,9 +47,13 @@ MEMHIER_AVX512 void turn_tile(const Product& of, std::size_t row, std::size_t co
 #pragma GCC unroll 4
   for (std::size_t r = 0; r < n; ++r)
 #pragma GCC unroll 4
-    for (std::size_t w = 0; w < kWide; ++w) sums[r][w] = _mm512_setzero_ps();
-  const float *values = of.vectors + row * of.dimension, *axis = of.matrix + column;
-  for (std::size_t i = 0; i < of.dimension; ++i, axis += of.dimension) {
+    for (std::size_t w = 0; w < kWide; ++w)
+      sums[r][w] =
+          _mm512_maskz_loadu_ps(first == 0 ? 0 : present[w], of.out + (row + r) * of.dimension + column + w * kLanes);
+  const float *values = of.vectors + row * of.dimension, *axis = of.matrix + first * of.dimension + column;
+  for (std::size_t i = first; i < std::min(first + kAxes, of.dimension); ++i, axis += of.dimension) {
+#pragma GCC unroll 4
+    for (std::size_t w = 0; w < kWide; ++w) __builtin_prefetch(axis + (kWide + w) * kLanes);  // of the next tile
     __m512 columns[kWide];
 #pragma GCC unroll 4
     for (std::size_t w = 0; w < kWide; ++w) columns[w] = _mm512_maskz_loadu_ps(present[w], axis + w * kLanes);
@@ -67,11 +72,12 @@ MEMHIER_AVX512 void turn_tile(const Product& of, std::size_t row, std::size_t co
 }
 
 void turn_avx512(const Product& of, std::size_t count) {
-  for (std::size_t column = 0; column < of.dimension; column += kLanes * kWide) {
-    std::size_t row = 0;
-    for (; row + kTogether <= count; row += kTogether) turn_tile<kTogether>(of, row, column);
-    for (; row < count; ++row) turn_tile<1>(of, row, column);
-  }
+  for (std::size_t first = 0; first < of.dimension; first += kAxes)
+    for (std::size_t column = 0; column < of.dimension; column += kLanes * kWide) {
+      std::size_t row = 0;
+      for (; row + kTogether <= count; row += kTogether) turn_tile<kTogether>(of, row, column, first);
+      for (; row < count; ++row) turn_tile<1>(of, row, column, first);
+    }
 }
 #endif
 

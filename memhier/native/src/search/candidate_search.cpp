@@ -9,9 +9,9 @@ namespace memhier {
 
 CandidateSearch::CandidateSearch(const IndexState& state, const SearchEffort& effort, const Routes& routes)
     : state_(state), effort_(effort), limits_{effort.k, effort.eps, effort.least, effort.gap, effort.clear},
-      router_(state, routes), wider_(state, routes),
-      scanner_(state.book, state.space.padded(), state.coded, limits_, Instructions::kAvx512), waves_(state, limits_),
-      mapped_(kTogether * state.space.padded()), turned_(mapped_.size()), aims_(mapped_.size()) {
+      router_(state, routes), scanner_(state.book, state.space.padded(), state.coded, limits_, Instructions::kAvx512),
+      waves_(state, limits_), mapped_(kTogether * state.space.padded()), turned_(mapped_.size()),
+      aims_(state.space.is_inner() ? mapped_.size() : 0) {
   effort.check();
 }
 
@@ -41,9 +41,9 @@ std::optional<Fault> CandidateSearch::run(const float* queries, std::size_t coun
       Progress& progress = progress_[q];
       std::int64_t scanned = progress.scanned;
       for (std::size_t step = 1; step < router_.steps() && is_short(progress); ++step) {
-        wider_.find(aims + q * padded, 1, step);
+        router_.find(aims + q * padded, 1, step);
         scans[q] = {scans[q].turned, scans[q].spread, 0, &progress};
-        if (auto fault = scan(std::span(scans).subspan(q, 1), wider_, read)) return fault;
+        if (auto fault = scan(std::span(scans).subspan(q, 1), router_, read)) return fault;
         scanned += progress.scanned;
       }
       const std::size_t query = first + q;

@@ -78,7 +78,7 @@ class CandidateSearch {
   const IndexState& state_;
   const SearchEffort& effort_;
   const ScanLimits limits_;
-  ListRouter router_, wider_;
+  ListRouter router_;
   Scanner scanner_;
   ListWaves waves_;
   std::vector<Progress> progress_;  // of the queries together

@@ -120,19 +120,14 @@ class IndexState {
  private:
   // Lets the lists alone count that hold a row of a bitmap.
   void narrow() {
-    for (std::size_t list = 0; list < compared.count; ++list) {
-      const auto holds = [this, list](std::size_t part) {
-        const std::int64_t* const starts =
-            stored_lists.empty() ? coded[part].starts : stored_lists[part]->starts.data();
-        return has_bit(allowed[part], static_cast<std::size_t>(starts[list]),
-                       static_cast<std::size_t>(starts[list + 1]));
-      };
-      for (std::size_t part = 0; part < rows.size(); ++part)
-        if (holds(part)) {
-          among_.push_back(static_cast<std::int64_t>(list));
-          break;
-        }
+    std::vector<std::uint64_t> holding((compared.count + 63) / 64);
+    for (std::size_t part = 0; part < rows.size(); ++part) {
+      const std::int64_t* const starts = stored_lists.empty() ? coded[part].starts : stored_lists[part]->starts.data();
+      mark_runs(allowed[part], {starts, compared.count + 1}, holding.data());
     }
+    for (std::size_t at = 0; at < holding.size(); ++at)
+      for (std::uint64_t lists = holding[at]; lists != 0; lists &= lists - 1)
+        among_.push_back(static_cast<std::int64_t>(64 * at) + std::countr_zero(lists));
     compared.among = among_.data();
     compared.count = among_.size();
   }

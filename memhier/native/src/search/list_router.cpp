@@ -31,7 +31,8 @@ void ListRouter::find(const float* aims, std::size_t together, std::size_t step)
     return;
   }
   if (kind_ == kComparedEvery) compared_ = {compared_.rows, compared_.dimension, nullptr, state_.lists.radii.size()};
-  nearest_.assign(together, NearestRows(count_, compared_.count));
+  if (nearest_.size() < together || !nearest_.front().fits(count_, compared_.count))
+    nearest_.assign(together, NearestRows(count_, compared_.count));
   compare_rows(aims, together, compared_, nearest_.data(), room_);
 }
 
