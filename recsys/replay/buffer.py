@@ -86,10 +86,11 @@ class CarouselBuffer(Closing):
         Size of the storage tier: samples as an int, bytes as text, or None for no limit. The tier never exceeds a limit
         in bytes, with checkpoints or without. It has room for each sample twice: as of the last checkpoint, to which a
         crash goes back, and as it is now (once with ``admit="everything"``, except for mutable fields). A sample of
-        variable packed size counts as large as it may become, but where its `Field` has a `mean`: then storage holds as
-        many samples as fit by their own bytes, at most as many as of that length. Samples that turn out longer make
-        others, drawn at random, leave; the limit stays at those left, as after `resize`. Batches drawn ahead and the
-        values given to `checkpoint` come on top. ``stats()["storage_limit"]`` is the limit in samples.
+        variable packed size counts with the largest size that it may have, unless its `Field` has a `mean`: then
+        storage holds as many samples as fit by their own bytes, at most as many as of that length. If samples turn out
+        longer, others leave, drawn at random; the limit becomes the number of those left, as after `resize`. Batches
+        drawn ahead and the values given to `checkpoint` come on top. ``stats()["storage_limit"]`` is the limit in
+        samples.
     schema
         The fields of a sample: a `Schema`, or its argument.
     admit
@@ -102,8 +103,8 @@ class CarouselBuffer(Closing):
     codec
         The codec of each field in storage alone, by name: ``"none"`` by default, ``"fp16"``, ``"bf16"`` or ``"int8"``
         for float32, ``"zstd"``, and for images ``"jpeg"`` or ``"webp"``, also with a quality: ``"jpeg:75"``, or without
-        loss ``"png"``, ``"webp:lossless"`` or ``"lossless"``: the smaller one of these two. A `Field` has a codec for
-        both tiers.
+        loss ``"png"``, ``"webp:lossless"``, ``"lossless"``: the smaller one of these two, or ``"jxl"``. A `Field` has a
+        codec for both tiers.
     seed
         0 to 2**63 - 1.
     delay
@@ -112,7 +113,7 @@ class CarouselBuffer(Closing):
         Whether a sample that comes in is of the class of the sample that leaves, so that only admission changes the
         classes in memory. By default with ``admit="class_balanced"`` only, and while there are no more classes than
         slots: otherwise swaps bring any sample, and every class in turn. CarM's methods ask for True, and so do
-        frameworks that note the labels of slots, such as Avalanche.
+        frameworks that read the labels of slots only once, such as Avalanche.
     way_back
         Whether a checkpoint keeps the one before it, for `go_back`. Storage has room for each sample three times then.
     files
@@ -312,10 +313,14 @@ class CarouselBuffer(Closing):
         try:
             yield
         except BaseException as error:
-            at_odds = self._swapper.at_odds or any(log.failed for log in self._storage.logs)
-            if isinstance(error, breaking) or at_odds:
-                self._failure = error
+            self._note(error, *breaking)
             raise
+
+    def _note(self, error: BaseException, *breaking: type[BaseException]) -> None:
+        """Keep an error that leaves the parts of the buffer out of step."""
+        at_odds = self._swapper.at_odds or any(log.failed for log in self._storage.logs)
+        if isinstance(error, breaking) or at_odds:
+            self._failure = error
 
     @property
     def schema(self) -> Schema:
@@ -493,8 +498,8 @@ class CarouselBuffer(Closing):
             Filled instead of new arrays: a batch of `empty`, or arrays or tensors as `Batch.over` takes them.
         balanced
             Whether the labels in memory have equal shares of the batch, up to one sample; which ones have that is
-            drawn, as are the samples of each. They are distinct but where a label has fewer samples than its share.
-            The batch has exact `weights`. Labels may be classes, tasks or clusters. It looks at all slots.
+            drawn, as are the samples of each. They are distinct, unless a label has fewer samples than its share. The
+            batch has exact `weights`. Labels may be classes, tasks or clusters. It looks at all slots.
 
         Returns
         -------
@@ -589,9 +594,12 @@ class CarouselBuffer(Closing):
         self._check_open(writing=True)
         slots, ids = self._checked_used(batch)
         if update is None:
-            with self._writing():
+            try:  # in place of `_writing`: it takes longer
                 if self._swapper.end_step_at_once(slots):
                     return
+            except BaseException as error:
+                self._note(error)
+                raise
         self._feedback(slots, ids, scores, update)
 
     @shielded
@@ -614,7 +622,9 @@ class CarouselBuffer(Closing):
 
     def _checked_update(self, update: Mapping[str, Any], count: int) -> Columns:
         """Return new values of mutable fields as the tiers hold them; raise for unfit ones."""
-        return self._settings.encoding.encode(check_update(self._settings.schema, update, count))
+        values = self._settings.encoding.encode(check_update(self._settings.schema, update, count), "update")
+        self._storage.check(values, "update")
+        return values
 
     def _checked_used(self, batch: Any) -> tuple[Ints, Ints]:
         """Return the slots and ids of a batch; raise for an unfit one."""
@@ -635,7 +645,8 @@ class CarouselBuffer(Closing):
     def hold(self, ids: Any) -> int:
         """Bring stored samples into memory now; they replace others of their class, drawn at random.
 
-        For methods that choose exemplars. Memory is no uniform sample of storage then, until swaps have replaced them.
+        For methods that choose exemplars. Memory is then not a uniform sample of storage, until swaps have replaced
+        them.
 
         Parameters
         ----------
@@ -768,7 +779,7 @@ class CarouselBuffer(Closing):
         copies that the SSD itself or backups may hold. Slots of batches drawn before are out of date.
 
         If storage has dropped samples of the stream, the number of samples left becomes its limit, as after `resize`:
-        else it would not stay a uniform sample. The limit stays if everything is forgotten.
+        else it would not stay a uniform sample. The limit stays if everything is forgotten; `resize` enlarges a ring.
 
         Parameters
         ----------
@@ -930,7 +941,7 @@ class CarouselBuffer(Closing):
 
     @shielded_giving(close_made)
     def dataset(self) -> StoredSamples:
-        """Return the samples of the last checkpoint as a data set, for loaders, and to be closed.
+        """Return the samples of the last checkpoint as a data set, for loaders, and to be closed before `forget`.
 
         See :mod:`memhier.recsys.replay.datasets` to mix it with another data set, or to stream it.
         """
@@ -942,9 +953,10 @@ class CarouselBuffer(Closing):
         """Return plain numbers.
 
         ``step``; ``memory_samples`` of ``memory_slots``; ``storage_samples`` of ``storage_limit``; ``arrivals``, and
-        ``seen``: those that storage is a sample of, without the forgotten; ``swapped`` samples, and ``under_way`` those
-        that have not arrived; ``stalls``: swaps that a step waited for, ``stall_s`` seconds in all; ``read_s`` seconds
-        of reading; ``errors`` of reading; ``memory_bytes``; ``storage_bytes`` on SSD; ``reads`` and ``read_bytes``.
+        ``seen``: the samples of which storage is a sample, without the forgotten ones; ``swapped`` samples, and
+        ``under_way`` those that have not arrived; ``stalls``: swaps that a step waited for, ``stall_s`` seconds in all;
+        ``read_s`` seconds of reading; ``errors`` of reading; ``memory_bytes``; ``storage_bytes`` on SSD; ``reads`` and
+        ``read_bytes``.
 
         Raises
         ------

@@ -4,6 +4,7 @@ A `memhier.recsys.replay.StoredSamples` is a map-style data set by itself; `Caro
 """
 
 import importlib
+import os
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
@@ -46,6 +47,27 @@ def _items(dataset: MapDataset, indices: Sequence[int]) -> list[Any]:
     """Return several items, read at once where the data set can."""
     many = getattr(dataset, "__getitems__", None)
     return list(many(indices)) if many is not None else [dataset[index] for index in indices]
+
+
+class _Epoch:
+    """The number of a pass, 0 at first: the workers of a process share it with that, and other ranks have their own."""
+
+    def __init__(self) -> None:
+        self._begin()
+
+    def _begin(self) -> None:
+        self._number, self._pid = torch.zeros((), dtype=torch.int64), os.getpid()
+        self._number.share_memory_()  # type: ignore[no-untyped-call]
+
+    def __int__(self) -> int:
+        return int(self._number)
+
+    def set(self, epoch: int) -> None:
+        """Start a pass of this process and of its workers."""
+        epoch = check_int("epoch", epoch, 0, 2**40)
+        if self._pid != os.getpid():  # a rank that was given the data set
+            self._begin()
+        self._number.fill_(epoch)
 
 
 class MixedDataset(torch.utils.data.Dataset[Any]):
@@ -93,11 +115,15 @@ class MixedDataset(torch.utils.data.Dataset[Any]):
         self._seed = check_int("seed", seed, 0, 2**62)
         self._transform = transform
         self._count = round(len(base) * share / (1 - share)) if len(replayed) else 0
-        self.set_epoch(0)
+        self._epoch = _Epoch()
+        self._chosen_for = -1
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the samples that a pass replays; call it before the loader's workers begin."""
-        begin = check_int("epoch", epoch, 0, 2**40) * self._count
+        """Choose the samples that a pass replays; call it before the pass. Workers that stay alive follow."""
+        self._epoch.set(epoch)
+
+    def _choose(self, epoch: int) -> None:
+        begin = epoch * self._count
         chosen: list[np.ndarray[Any, np.dtype[np.int64]]] = []
         missing, size = self._count, len(self._replayed)
         while missing:
@@ -105,7 +131,8 @@ class MixedDataset(torch.utils.data.Dataset[Any]):
             some = np.random.default_rng([self._seed, turn]).permutation(size)[offset : offset + missing]
             chosen.append(some)
             begin, missing = begin + len(some), missing - len(some)
-        self._chosen = np.concatenate([np.empty(0, np.int64), *chosen])
+        self._chosen: np.ndarray[Any, np.dtype[np.int64]] = np.concatenate([np.empty(0, np.int64), *chosen])
+        self._chosen_for = epoch
 
     def __len__(self) -> int:
         return len(self._base) + self._count
@@ -118,6 +145,8 @@ class MixedDataset(torch.utils.data.Dataset[Any]):
         own = len(self._base)
         if any(not 0 <= index < len(self) for index in indices):
             raise IndexError(f"there are {len(self)} items, 0 to {len(self) - 1}; got {[*indices]}")
+        if (epoch := int(self._epoch)) != self._chosen_for:
+            self._choose(epoch)
         replayed = iter(_items(self._replayed, [int(self._chosen[index - own]) for index in indices if index >= own]))
         base = iter(_items(self._base, [index for index in indices if index < own]))
         if self._transform is not None:
@@ -147,11 +176,11 @@ class ShuffledStream(torch.utils.data.IterableDataset[Any]):
     def __init__(self, dataset: MapDataset, seed: int = 0) -> None:
         self._dataset = dataset
         self._seed = check_int("seed", seed, 0, 2**62)
-        self._epoch = 0
+        self._epoch = _Epoch()
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the order of a pass; call it before the loader's workers begin."""
-        self._epoch = check_int("epoch", epoch, 0, 2**40)
+        """Choose the order of a pass; call it before the pass. Workers that stay alive follow."""
+        self._epoch.set(epoch)
         if hasattr(self._dataset, "set_epoch"):
             self._dataset.set_epoch(epoch)
 
@@ -161,7 +190,7 @@ class ShuffledStream(torch.utils.data.IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         worker = torch.utils.data.get_worker_info()
         number, workers = (0, 1) if worker is None else (worker.id, worker.num_workers)
-        order = np.random.default_rng([self._seed, self._epoch]).permutation(len(self._dataset))[number::workers]
+        order = np.random.default_rng([self._seed, int(self._epoch)]).permutation(len(self._dataset))[number::workers]
         for start in range(0, len(order), _BLOCK):
             yield from _items(self._dataset, order[start : start + _BLOCK].tolist())
 

@@ -3,6 +3,7 @@
 import hashlib
 import io
 import tokenize
+from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
@@ -49,12 +50,16 @@ class ProductCodes:
     lossless = False
 
     def __init__(self, centres: Any) -> None:
-        self.centres: Floats = np.ascontiguousarray(centres, np.float32)
+        self.centres: Floats = np.array(centres, np.float32, order="C")
+        self.centres.flags.writeable = False
         if self.centres.ndim != 3 or self.centres.shape[1] != _CENTRES or 0 in self.centres.shape:
             raise ValueError(f"centres: expected shape [parts, {_CENTRES}, width], got {list(self.centres.shape)}")
         if not _can_be_coded(self.centres):
             raise ValueError(f"centres: expected finite numbers of at most {_LARGEST:g}")
         self.row_bytes: int | None = len(self.centres)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.centres,)
 
     @classmethod
     def train(cls, values: Any, parts: int, *, seed: int) -> Self:
@@ -112,7 +117,7 @@ class ProductCodes:
         np.save(written, self.centres.astype("<f4", copy=False))
         return written.getvalue()
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """``"product:"`` and the BLAKE2b of `value` in hexadecimal."""
         return f"product:{hashlib.blake2b(self.value, digest_size=16).hexdigest()}"

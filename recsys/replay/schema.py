@@ -82,6 +82,11 @@ class Field:
         dtype = _as_dtype(self.dtype)
         if dtype.hasobject or dtype.itemsize == 0 or dtype.subdtype is not None:
             raise ValueError(f"dtype={dtype}: expected plain bytes of fixed size; give the shape of a value as shape")
+        try:
+            np.lib.format.dtype_to_descr(dtype)
+        except ValueError as error:
+            raise ValueError(f"dtype={dtype}: expected members in the order of their names that do not overlap; "
+                             "numpy.lib.recfunctions.repack_fields makes such a dtype") from error  # fmt: skip
         object.__setattr__(self, "dtype", dtype)
         shape = self.shape if isinstance(self.shape, tuple) else (self.shape,)
         lengths = shape[1:] if shape[:1] == (None,) else shape
@@ -332,7 +337,13 @@ def _checked_name(name: Any) -> str:
 
 def _tuples(descr: Any) -> Any:
     """Return the description of a dtype as numpy takes it, of which JSON has made lists."""
-    return [tuple(_tuples(part) for part in entry) for entry in descr] if isinstance(descr, list) else descr
+    if not isinstance(descr, list):
+        return descr
+    # A name that has a title is a pair; a member that is an array has a shape as well.
+    return [
+        (tuple(name) if isinstance(name, list) else name, _tuples(kind), *map(tuple, shape))
+        for name, kind, *shape in descr
+    ]
 
 
 def _empty(count: int, column: Column) -> NDArray[Any]:

@@ -5,13 +5,17 @@ the step in the counter, three numbers repeat every decision: there is no state 
 """
 
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from memhier import backend
+
 __all__ = ["Purpose", "Streams", "Uniforms", "mixed", "stream"]
 
 _BLOCK = 4096
+_SPARE = 8  # numbers to draw anew with, beside as many as are asked for
 
 
 class Purpose(IntEnum):
@@ -33,8 +37,11 @@ class Streams:
     def __init__(self, seed: int, purpose: Purpose) -> None:
         self._bits = np.random.Philox(key=np.array([seed, purpose], np.uint64))
         self._random = np.random.Generator(self._bits)
-        self._state = self._bits.state
-        self._counter: NDArray[np.uint64] = self._state["state"]["counter"]
+        state: Any = self._bits.state
+        # Lists: the generator reads numbers from these in half the time.
+        self._counter: list[int] = state["state"]["counter"].tolist()
+        counts = {"counter": self._counter, "key": state["state"]["key"].tolist()}
+        self._state = state | {"state": counts, "buffer": state["buffer"].tolist()}
 
     def at(self, number: int) -> np.random.Generator:
         """Return the generator of one decision; that of the decision before is no more."""
@@ -75,6 +82,12 @@ class Uniforms:
             return np.empty(0, np.int64)
         if 2 * n > count:
             return np.argpartition(self.take(count), n - 1)[:n]
+        if backend.core is not None:
+            chosen: NDArray[np.int64] = np.empty(n, np.int64)
+            uniforms = self.at(self.position, 2 * n + _SPARE)
+            if taken := backend.core.draw_distinct(uniforms=uniforms, count=count, chosen=chosen):
+                self.position += taken
+                return chosen
         position = self.position
         numbers: list[int] = (self.at(position, n) * count).astype(np.int64).tolist()
         position += n

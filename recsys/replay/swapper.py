@@ -30,6 +30,7 @@ __all__ = ["Swap", "Swapper"]
 
 Ints = NDArray[np.int64]
 
+_Scored = tuple[Ints, NDArray[Any]]  # ids of samples, and their scores
 _NONE: Ints = np.empty(0, np.int64)
 _REFILLS = 256  # vacant slots that one step fills
 _MOVED = 256  # samples that move to another memory together
@@ -100,6 +101,7 @@ class Swapper:
         if isinstance(settings.policy, DeckSwap):
             placement.entered = self._entered
         self._thread: ThreadPoolExecutor | None = None
+        self._is_one_plain_field = len(self._schema.columns) == 1 and not self._schema.mutable
         self._random = Streams(settings.seed, Purpose.SWAP)
         self._spare: list[Columns] = []
         self._pid = os.getpid()
@@ -385,7 +387,7 @@ class Swapper:
         after: dict[str, Any] = {"step": step + 1}
         if due and not self._has_landed(due[0], after):
             return False
-        begun = self._begun(*self._drawn_swaps(slots))
+        begun = self._begun(*self._chosen_swaps(slots, None, self._random.at(step)))
         if begun is None:
             return False
         after["under_way"] = deque([*islice(self.under_way, len(due), None), begun])
@@ -407,8 +409,7 @@ class Swapper:
             and type(policy.ratio) is FixedRatio
             and self._settings.delay > 0
             and not self._ahead.asked
-            and len(self._schema.columns) == 1
-            and not self._schema.mutable
+            and self._is_one_plain_field
             and not placement.members.by_class
             and placement.count == placement.planned_count == placement.slots
         )
@@ -422,35 +423,30 @@ class Swapper:
         after["read_s"], after["swapped"] = self.read_s + swap.read.seconds, self.swapped + len(swap.slots)
         return True
 
-    def _drawn_swaps(self, slots: Ints) -> tuple[Ints, Ints]:
-        """Choose swaps as `_chosen_swaps`, in the simple case; return the slots and the positions, or none."""
-        policy, placement, random = self._settings.policy, self._placement, self._random.at(self.step)
-        assert policy is not None
-        if len(set(slots.tolist())) < len(slots):
-            return _NONE, _NONE
-        slots = slots[placement.swapped[slots] < max(0, self.step - self._settings.delay)]
-        count = swaps(policy.ratio, len(slots))
-        leaving = slots[random.permutation(len(slots))[:count]]
-        entering = Pool(placement, 0).draw(count, random)
-        return (leaving, entering) if len(entering) == count else (_NONE, _NONE)
-
     def _begun(self, slots: Ints, positions: Ints) -> Swap | None:
         """Begin to read a swap; None if that takes more than to read files."""
         if not len(slots) or self._storage.has_staged(positions) or len(slots) > self._readable():
             return None
-        room = self._room(len(slots))
-        swap = Swap(self.step, slots, positions, _chosen(room, slice(len(slots))), room)
-        swap.read = self._storage.begin_read(positions, swap.columns, flushes=False)
+        swap = self._set_out(self.step, slots, positions, flushes=False)
         if swap.read is None:
-            self._spare.append(room)
+            self._spare.append(swap.room)
             return None
+        return swap
+
+    def _set_out(self, step: int, slots: Ints, positions: Ints, flushes: bool) -> Swap:
+        """Return a swap that the reader has begun to read, if it can."""
+        room = self._room(len(slots))
+        whole = len(next(iter(room.values()))) == len(slots)
+        swap = Swap(step, slots, positions, room if whole else _chosen(room, slice(len(slots))), room)
+        swap.read = self._storage.begin_read(positions, swap.columns, flushes)
         return swap
 
     def _decide(self, slots: Ints, ids: Ints, scores: NDArray[Any] | None) -> None:
         """Choose the samples that leave and those that come in, and begin to read these."""
         placement = self._placement
         random = self._random.at(self.step)
-        leaving, entering = self._chosen_swaps(slots, ids, scores, random)
+        scored = None if scores is None else (ids, scores)
+        leaving, entering = self._chosen_swaps(slots, scored, random)
         self.at_odds = True
         placement.plan_swaps(leaving, entering)
         if placement.planned_count < min(len(placement.planned), placement.members.size):
@@ -461,29 +457,32 @@ class Swapper:
             self._issue(self.step, leaving, entering)
         self.at_odds = False
 
-    def _chosen_swaps(
-        self, slots: Ints, ids: Ints, scores: NDArray[Any] | None, random: np.random.Generator
-    ) -> tuple[Ints, Ints]:
+    def _chosen_swaps(self, slots: Ints, scored: _Scored | None, random: np.random.Generator) -> tuple[Ints, Ints]:
         """Choose the samples that leave and those that come in; return the slots and the positions."""
         policy, placement = self._settings.policy, self._placement
         assert policy is not None
         if self._ahead.asked:  # else the batch was drawn from the slots that there are
             known = slots < len(placement.planned)
-            slots, ids, scores = slots[known], ids[known], None if scores is None else scores[known]
+            slots, scored = slots[known], _some(scored, known)
         if len(set(slots.tolist())) < len(slots):
             distinct = np.sort(np.unique(slots, return_index=True)[1])
-            slots, ids, scores = slots[distinct], ids[distinct], None if scores is None else scores[distinct]
-        swapped, planned = placement.swapped[slots], placement.planned[slots]
+            slots, scored = slots[distinct], _some(scored, distinct)
         # A slot whose swap has not arrived yet, or only now, was not used with the sample that is in it.
-        free = (swapped < 0) | (swapped + self._settings.delay < self.step)
-        free &= planned >= 0
-        if scores is not None:
+        free = placement.swapped[slots] < max(0, self.step - self._settings.delay)
+        if placement.has_vacant():
+            free &= placement.planned[slots] >= 0
+        if scored is not None:
             # Scores are those of a sample: they do not judge one that has taken its place.
-            free &= self._memory.ids[slots] == ids
-            scores = scores[free]
-        slots, swapped = slots[free], swapped[free]
-        labels, groups = placement.labels_and_groups(planned[free])
-        chosen = policy.victims(Used(groups, labels, swapped, scores), swaps(policy.ratio, len(slots)), random)
+            free &= self._memory.ids[slots] == scored[0]
+        slots = slots[free]
+        count = swaps(policy.ratio, len(slots))
+        if type(policy) is RandomSwap and not placement.members.by_class:  # which looks at no sample
+            leaving = slots[random.permutation(len(slots))[:count]]
+            entering = Pool(placement, 0).draw(count, random) if count else _NONE
+            return leaving[: len(entering)], entering
+        labels, groups = placement.labels_and_groups(placement.planned[slots])
+        scores = None if scored is None else scored[1][free]
+        chosen = policy.victims(Used(groups, labels, placement.swapped[slots], scores), count, random)
         return self._incoming(slots[chosen], self._mixed(groups[chosen], random), random)
 
     def _mixed(self, groups: Ints, random: np.random.Generator) -> Ints:
@@ -543,9 +542,7 @@ class Swapper:
         if len(slots) > self._readable():
             self.under_way.append(Swap(step, slots, positions, {}, {}))
             return
-        room = self._room(len(slots))
-        swap = Swap(step, slots, positions, _chosen(room, slice(len(slots))), room)
-        swap.read = self._storage.begin_read(positions, swap.columns)
+        swap = self._set_out(step, slots, positions, flushes=True)
         if swap.read is None:
             if self._thread is None:
                 self._thread = ThreadPoolExecutor(1, "carousel")
@@ -789,6 +786,11 @@ def _as_coming(core: Any, swap: Swap) -> Any:
 def _chosen(columns: Mapping[str, NDArray[Any]], which: Any) -> Columns:
     """Return some samples of columns."""
     return {name: values[which] for name, values in columns.items()}
+
+
+def _some(scored: _Scored | None, which: NDArray[Any]) -> _Scored | None:
+    """Return the scores of some samples."""
+    return None if scored is None else (scored[0][which], scored[1][which])
 
 
 def _bytes(columns: Columns) -> int:

@@ -51,13 +51,18 @@ def test_avalanche(tmp_path: Path, avalanche: Any, policy: SwapPolicy | None) ->
             strategy.train(benchmark.train_stream[0], num_workers=1)
 
 
-def stream(avalanche: Any, inputs: torch.Tensor, labels: torch.Tensor, tasks: bool = False) -> Any:
+def samples() -> tuple[torch.Tensor, torch.Tensor]:
+    """Return inputs of six classes, and their labels."""
+    labels = torch.from_numpy(np.arange(240) % 6)
+    return torch.randn(240, 8, generator=torch.Generator().manual_seed(0)) + 2 * torch.eye(8)[labels], labels
+
+
+def stream(avalanche: Any, inputs: torch.Tensor, labels: Any, tasks: bool = False) -> Any:
     """Return three experiences of two classes each, with task labels where that is asked for."""
     scenarios = importlib.import_module("avalanche.benchmarks")
     utils = importlib.import_module("avalanche.benchmarks.utils")
     items = utils.AvalancheDataset(
-        [torch.utils.data.TensorDataset(inputs, labels)],
-        data_attributes=[utils.DataAttribute(labels.tolist(), "targets")],
+        [[*zip(inputs, labels, strict=True)]], data_attributes=[utils.DataAttribute([*map(int, labels)], "targets")]
     )
     benchmark = scenarios.class_incremental_benchmark({"train": items, "test": items}, num_experiences=3)
     return scenarios.task_incremental_benchmark(benchmark) if tasks else benchmark
@@ -148,3 +153,32 @@ def test_swaps_over_classes_are_refused(tmp_path: Path, avalanche: Any) -> None:
             else:
                 with pytest.raises(ValueError, match="same_class=True"):
                     CarouselExemplars(buffer)
+
+
+@pytest.mark.parametrize("policy", [GateSwap(1.0), LossSwap(1.0)], ids=str)
+def test_memory_may_be_looked_at_between_experiences(tmp_path: Path, avalanche: Any, policy: SwapPolicy) -> None:
+    items = stream(avalanche, *samples())
+    with CarouselBuffer(tmp_path / "b", memory=20, schema={"x": ("float32", 8)}, admit="class_balanced",
+                        same_class=True, swap=policy) as buffer:  # fmt: skip
+        strategy, exemplars = trainer(buffer)
+        for experience in items.train_stream:
+            strategy.train(experience, num_workers=0)
+            assert sum(len(labels) for _, labels, *_ in torch.utils.data.DataLoader(exemplars.buffer)) == 20
+        assert buffer.stats()["storage_samples"] == 240
+
+
+@pytest.mark.parametrize("as_tensors", [True, False])
+@pytest.mark.parametrize("tasks", [True, False])
+def test_a_run_goes_on_with_an_opened_buffer(tmp_path: Path, avalanche: Any, tasks: bool, as_tensors: bool) -> None:
+    inputs, labels = samples()
+    items = stream(avalanche, inputs, labels if as_tensors else labels.tolist(), tasks)
+    schema = {"x": ("float32", 8), "task": "int64"} if tasks else {"x": ("float32", 8)}
+    with CarouselBuffer(tmp_path / "b", memory=20, schema=schema, admit="class_balanced", same_class=True) as buffer:
+        trainer(buffer)[0].train(items.train_stream[0], num_workers=0)
+        buffer.checkpoint()
+    with CarouselBuffer.open(tmp_path / "b") as buffer:
+        strategy, _ = trainer(buffer)
+        for experience in items.train_stream[1:]:
+            strategy.train(experience, num_workers=0)
+        assert buffer.stats()["storage_samples"] == 240
+        assert buffer.stats()["swapped"] > 20

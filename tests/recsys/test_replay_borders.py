@@ -217,3 +217,11 @@ def test_nothing_is_a_batch_too(tmp_path: Path) -> None:
         assert buffer.add(fields(0), labels=[]).shape == (0,)
         buffer.feedback(buffer.sample(0))
         assert buffer.hold([]) == 0
+
+
+@pytest.mark.parametrize("offsets", [[8, 0], [0, 2]], ids=["another order", "overlap"])
+def test_members_that_cannot_be_stored_are_refused_before_a_folder_is_made(tmp_path: Path, offsets: list[int]) -> None:
+    kind = np.dtype({"names": ["a", "b"], "formats": ["u4", "f4"], "offsets": offsets, "itemsize": 16})
+    with pytest.raises(ValueError, match=r"members in the order of their names .*repack_fields"):
+        CarouselBuffer(tmp_path / "b", memory=4, schema={"x": kind})
+    assert not [*tmp_path.iterdir()]

@@ -1,5 +1,6 @@
 """Fields that both tiers hold in a codec of their own: int8, halves, product codes, next to the codec alone."""
 
+import copy
 import pickle
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 from memhier import BudgetError, CorruptionError, FormatError, Store, get_codec
-from memhier.recsys.replay import CarouselBuffer, Field, ProductCodes, Reservoir, Schema, StoredSamples
+from memhier.recsys.replay import CarouselBuffer, Field, ProductCodes, RandomSwap, Reservoir, Schema, StoredSamples
 from memhier.recsys.replay.loader import ReplayBatchSampler
 from memhier.recsys.replay.settings import BufferSettings
 
@@ -149,6 +150,31 @@ def test_product_codes_choose_the_nearest_centre_far_from_zero(middle: float, sc
         codes.encode(np.full((1, 8), 1e16, np.float32))
 
 
+def test_product_codes_keep_centres_that_the_caller_changes(tmp_path: Path) -> None:
+    centres = RANDOM.standard_normal((4, 256, 2), np.float32)
+    codes = ProductCodes(centres)
+    values = centres[:, :20].swapaxes(0, 1).reshape(20, 8).copy()
+    schema = {"x": Field("float32", (8,), codec=codes)}
+    with CarouselBuffer(tmp_path / "b", memory=20, schema=schema) as buffer:
+        buffer.add({"x": values})
+        centres[:] = 0
+        buffer.checkpoint()
+        batch = buffer.sample(20)
+    assert np.array_equal(batch["x"], values[batch.ids])
+    with CarouselBuffer.open(tmp_path / "b") as buffer:
+        batch = buffer.sample(20)
+    assert np.array_equal(batch["x"], values[batch.ids])
+
+
+def test_copies_of_product_codes_keep_their_centres() -> None:
+    codes = ProductCodes(RANDOM.standard_normal((4, 256, 2), np.float32))
+    assert codes.digest
+    for same in (copy.copy(codes), copy.deepcopy(codes), pickle.loads(pickle.dumps(codes))):
+        assert same.digest == codes.digest
+        with pytest.raises(ValueError, match="read-only"):
+            same.centres[:] = 0
+
+
 def test_unfit_codecs_and_values_change_nothing(tmp_path: Path) -> None:
     for codec, shape, error in (
         ("int9", SHAPE, "int9"), ("jpeg", SHAPE, "uint8"), (CODES, (5,), "product codes of float32"),
@@ -180,6 +206,46 @@ def test_unfit_codecs_and_values_change_nothing(tmp_path: Path) -> None:
             ProductCodes.train(values, parts, seed=0)
     with pytest.raises(TypeError, match="float32"):
         ProductCodes.train(LATENTS.astype(np.float64), 4, seed=0)
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_an_unfit_update_is_named_and_changes_nothing(tmp_path: Path, in_memory: bool) -> None:
+    field = Field("float32", (3,), codec="int8" if in_memory else None, mutable=True)
+    fields: Any = {"x": field, "other": field}
+    codec = None if in_memory else {"x": "int8", "other": "int8"}
+    with CarouselBuffer(tmp_path / "b", memory=4, schema=fields, codec=codec, seed=0) as buffer:
+        buffer.add(dict.fromkeys(fields, np.ones((9, 3), np.float32)))
+        batch = buffer.sample(2)
+        for bad in (np.nan, np.inf, -np.inf):
+            unfit = {"x": np.array([[0, 1, 2], [0, bad, 2]], np.float32)}
+            for call in (buffer.feedback, buffer.refresh):
+                with pytest.raises(ValueError, match=r"update\['x'\]: rows\[1, 1\]"):
+                    call(batch, update=unfit)
+        assert buffer.step == 0
+        assert (buffer.sample(4)["x"] == 1).all()
+        buffer.feedback(batch, update={"x": np.full((2, 3), 2, np.float32)})
+
+
+@pytest.mark.parametrize("mutable", [True, False])
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_int8_of_extreme_latents_is_as_exact_as_it_says(tmp_path: Path, in_memory: bool, mutable: bool) -> None:
+    large, least = np.finfo(np.float32).max, np.finfo(np.float32).smallest_subnormal
+    rows = [[large, -large, 1], [large, 1e-38, least], [3.3] * 3, [-0.0, 0, -0.0], [1.2e-38, -1e-38, 0], [least, 0, 0]]
+    values = np.array(rows, np.float32)
+    field = Field("float32", (3,), codec="int8" if in_memory else None, mutable=mutable)
+    codec = None if in_memory else {"x": "int8"}
+    place = tmp_path / "b"
+    with CarouselBuffer(place, memory=2, schema={"x": field}, codec=codec, swap=RandomSwap(1.0), seed=0) as buffer:
+        buffer.add({"x": values})
+        seen = set()
+        for _ in range(40):
+            batch = buffer.sample(2)
+            wanted = values[batch.ids].astype(np.float64)
+            bound = np.maximum(np.abs(wanted).max(axis=1, keepdims=True) / 127, 2.0**-126)
+            assert (np.abs(batch["x"].astype(np.float64) - wanted) <= 0.5001 * bound).all()
+            seen |= {*batch.ids.tolist()}
+            buffer.feedback(batch, update={"x": batch["x"]} if mutable else None)
+        assert len(seen) == len(values)
 
 
 @pytest.mark.parametrize("value", [b"", b"no array", None, "other"])

@@ -79,6 +79,40 @@ def test_new_processes_read_storage(stored: StoredSamples, start: str) -> None:
     assert sorted(loaded(ShuffledStream(stored), 2, start)) == (np.arange(COUNT) + 1000).tolist()
 
 
+@pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.long)])
+@pytest.mark.parametrize("kind", ["map", "stream"])
+def test_workers_read_their_checkpoint_while_the_buffer_changes(tmp_path: Path, start: str, kind: str) -> None:
+    """Samples come, replace others, swap and are forgotten; what workers read is as of the checkpoint."""
+
+    def columns(ids: np.ndarray) -> dict[str, np.ndarray]:
+        return {"x": ids[:, None] * 1000 + np.arange(600)}  # whole pages are read into rows
+
+    with CarouselBuffer(tmp_path / "b", memory=32, storage=300, schema={"x": ("int64", (600,))}, seed=2) as buffer:
+        buffer.add(columns(np.arange(900)), labels=np.arange(900) % 5)
+        buffer.checkpoint()
+        for turn in range(2):
+            with buffer.dataset() as stored:
+                wanted = sorted(stored.ids.tolist())
+                dataset = stored if kind == "map" else ShuffledStream(stored)
+                buffer.feedback(buffer.sample(16))  # reads are under way as workers begin
+                loader = torch.utils.data.DataLoader(
+                    dataset, batch_size=16, num_workers=2, multiprocessing_context=start, shuffle=kind == "map" or None
+                )
+                read: list[int] = []
+                for number, batch in enumerate(loader):
+                    ids = batch["ids"].numpy()
+                    assert (batch["x"].numpy() == columns(ids)["x"]).all()
+                    read += ids.tolist()
+                    new = np.arange(30) + 1000 * (1 + number) + 10**6 * (1 + turn)
+                    buffer.add(columns(new), labels=new % 5, ids=new)
+                    buffer.feedback(buffer.sample(16))
+                    if number % 4 == 3:
+                        buffer.checkpoint()
+                assert sorted(read) == wanted
+            buffer.checkpoint()
+        assert buffer.check() == []
+
+
 def test_a_copy_sent_elsewhere_reads_the_same_checkpoint_or_refuses(place: Path) -> None:
     with CarouselBuffer.open(place) as buffer:
         with buffer.dataset() as stored:
@@ -116,6 +150,55 @@ def test_a_mixture_has_its_share_of_replayed_samples(stored: StoredSamples, shar
     assert [again[index] for index in range(90, len(again))] == passes[3]
     with pytest.raises(IndexError):
         mixed[len(mixed)]
+
+
+@pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.long)])
+@pytest.mark.parametrize("kind", ["map", "stream"])
+def test_workers_that_stay_alive_follow_the_passes(stored: StoredSamples, start: str, kind: str) -> None:
+    mixed = MixedDataset([0] * 90, stored, 0.1, seed=4, transform=label_of_sample)
+    dataset = mixed if kind == "map" else ShuffledStream(mixed, seed=3)
+    loader = torch.utils.data.DataLoader(
+        dataset, batch_size=8, num_workers=2, persistent_workers=True, multiprocessing_context=start
+    )
+    for epoch in (0, 1, 5):
+        dataset.set_epoch(epoch)
+        again = MixedDataset([0] * 90, stored, 0.1, seed=4, transform=label_of_sample)
+        alone = again if kind == "map" else ShuffledStream(again, seed=3)
+        alone.set_epoch(epoch)
+        items = [int(item) for batch in loader for item in batch]
+        assert sorted(items) == sorted([alone[i] for i in range(len(alone))] if kind == "map" else [*alone])
+        assert len(set(items)) == 11
+
+
+@pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.long)])
+@pytest.mark.parametrize("kind", ["map", "stream"])
+def test_ranks_that_get_one_mixture_choose_their_own_passes(stored: StoredSamples, start: str, kind: str) -> None:
+    mixed = MixedDataset([0] * 90, stored, 0.1, seed=4, transform=label_of_sample)
+    dataset = mixed if kind == "map" else ShuffledStream(mixed, seed=3)
+    dataset.set_epoch(2)
+    items = items_of(dataset)
+    context: Any = torch.multiprocessing.get_context(start)
+    told = context.SimpleQueue()
+    rank = context.Process(target=train_a_rank, args=(dataset, told))
+    rank.start()
+    found = told.get()
+    rank.join()
+    assert items_of(dataset) == items  # the other rank is in a later pass
+    dataset.set_epoch(3)
+    assert found == items_of(dataset)
+
+
+def train_a_rank(dataset: Any, told: Any) -> None:
+    dataset.set_epoch(3)
+    told.put(items_of(dataset))
+
+
+def items_of(dataset: Any) -> list[int]:
+    return [*dataset] if isinstance(dataset, ShuffledStream) else [dataset[index] for index in range(len(dataset))]
+
+
+def label_of_sample(sample: Any) -> int:
+    return int(sample["ids"])
 
 
 def test_mixtures_of_nothing_and_unfit_shares() -> None:

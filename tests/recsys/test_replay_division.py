@@ -1,5 +1,8 @@
 """A memory budget in bytes holds the whole buffer: buffers and the index of storage leave the rest to slots."""
 
+import os
+import subprocess
+import sys
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -7,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from memhier import backend
 from memhier.errors import BudgetError
 from memhier.recsys.replay import CarouselBuffer, Field, ProductCodes, Ring
 
@@ -49,6 +53,35 @@ def test_bytes_are_held_to_at_every_moment(fast_path: Path, schema: Any, mib: in
         assert buffer.capacity == slots
         buffer.feedback(buffer.sample(64))
         assert buffer.memory_bytes <= budget
+
+
+def private_and_counted(folder: Path, memory: str, turns: int, *more: str) -> tuple[int, int]:
+    """Return the memory that a buffer in a process of its own takes, and that which it counts."""
+    script = Path(__file__).with_name("replay_within_memory.py")
+    done = subprocess.run(
+        [sys.executable, script, folder, memory, str(turns), *more], capture_output=True, text=True, check=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+    )  # fmt: skip
+    private, counted = map(int, done.stdout.split())
+    return private, counted
+
+
+@pytest.mark.long
+@pytest.mark.skipif(sys.platform != "linux" or backend.core is None, reason="reads /proc; in the compiled core")
+def test_private_memory_is_that_of_the_budget_and_a_base_of_the_process(tmp_path: Path) -> None:
+    bases = []
+    for number, (memory, turns) in enumerate([("1MiB", 60), ("1MiB", 240), ("8MiB", 60)]):
+        (tmp_path / str(number)).mkdir()
+        private, counted = private_and_counted(tmp_path / str(number), memory, turns)
+        bases.append(private - counted)
+    assert max(bases) - min(bases) < MIB  # whatever the budget, however long the run
+    assert max(bases) < 8 * MIB
+    most = []
+    for number in range(3):  # one run in some twenty had .36 MiB more, on a busy machine
+        (tmp_path / f"warm-{number}").mkdir()
+        most.append(private_and_counted(tmp_path / f"warm-{number}", "2MiB", 240, "warm")[0])
+    assert min(most) < 1.05 * 2 * MIB
+    assert max(most) < 1.5 * 2 * MIB
 
 
 @pytest.mark.parametrize("width", [1, 8])

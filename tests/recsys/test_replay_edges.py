@@ -294,3 +294,30 @@ def test_a_checkpoint_after_much_was_forgotten_opens(tmp_path: Path, admit: str)
         expected = [buffer.sample(2).ids.tolist() for _ in range(3)]
     with CarouselBuffer.open(tmp_path / "b") as buffer:
         assert [buffer.sample(2).ids.tolist() for _ in range(3)] == expected
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        [("a", "<i2"), ("b", ">f8", (2,))], [("a", "S3"), ("b", [("c", "<f4", (3, 2)), ("d", "?")], (2,))],
+        [(("a title", "a"), "<i4"), ("b", "f2")],
+        {"names": ["a", "b"], "formats": ["u1", "f4"], "offsets": [0, 8], "itemsize": 16},
+    ],
+    ids=["array", "arrays within", "title", "padding"],
+)  # fmt: skip
+def test_structured_samples_of_every_kind_come_back(tmp_path: Path, members: Any) -> None:
+    kind = np.dtype(members)
+    values = np.zeros(20, kind)
+    values["a"] = np.arange(20)
+    values["b"][3:] = np.ones((), kind["b"])
+    with CarouselBuffer(tmp_path / "b", memory=4, schema={"x": kind}, seed=1) as buffer:
+        buffer.add({"x": values})
+        buffer.checkpoint()
+        with buffer.dataset() as stored:
+            read = stored.read(np.arange(20))
+    with CarouselBuffer.open(tmp_path / "b", schema={"x": kind}) as buffer:
+        inside = buffer.sample(4)
+    for batch in (read, inside):
+        assert batch["x"].dtype == kind
+        for member in ("a", "b"):
+            assert batch["x"][member].tobytes() == values[batch.ids][member].tobytes()

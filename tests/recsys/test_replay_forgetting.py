@@ -89,6 +89,23 @@ def test_a_forgotten_sample_costs_a_few_parts_and_leaves_no_bytes(tmp_path: Path
         assert sorted(batch.ids.tolist()) == sorted(set(range(16_000)) - {7000, 3})
 
 
+@pytest.mark.parametrize("storage", [None, 300])
+def test_samples_forgotten_by_age_leave_no_bytes(tmp_path: Path, storage: int | None) -> None:
+    values = np.random.default_rng(2).integers(0, 256, (500, 1024), np.uint8)
+    with CarouselBuffer(tmp_path / "b", memory=16, storage=storage, schema=SCHEMA) as buffer:
+        for start in range(0, 500, 50):
+            buffer.add({"x": values[start : start + 50]}, times=1000 + start)
+            buffer.feedback(buffer.sample(8))
+            buffer.checkpoint()
+        there = buffer.stored_ids()
+        assert buffer.forget({"before": 1200})["samples"] == np.count_nonzero(there < 200)
+        assert buffer.check() == []
+        files = b"".join(file.read_bytes() for file in (tmp_path / "b").rglob("*") if file.is_file())
+        for id in range(500):
+            # A sample that a full storage has dropped before is gone as well.
+            assert (values[id, :64].tobytes() in files) == (id >= 200 and id in there), id
+
+
 def as_version_2(folder: Path) -> None:
     """Write a buffer's index and description as version 2 had them."""
     with Store.open(folder, "replay", writable=True) as store, Reader() as reader:

@@ -9,7 +9,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from memhier.recsys.replay import CarouselBuffer, Field, GateSwap, LossSwap, RandomSwap, StoredSamples, SwapPolicy
+from memhier.recsys.replay import (
+    Batch,
+    CarouselBuffer,
+    Field,
+    GateSwap,
+    LossSwap,
+    RandomSwap,
+    StoredSamples,
+    SwapPolicy,
+)
 from memhier.recsys.replay.methods import METHODS, DERPlusPlus, TinyER
 from memhier.recsys.replay.methods.exemplars import herding, rainbow
 
@@ -71,6 +80,27 @@ def test_every_method_learns_tasks_and_keeps_the_first(tmp_path: Path, name: str
         held_out = 12 if name == "BiC" else 0
         assert stats["storage_samples"] == 900 - held_out
         assert (stats["swapped"] > 20) == (swap is not None)
+
+
+@pytest.mark.parametrize("swap", [RandomSwap(1.0), GateSwap(1.0), LossSwap(1.0)], ids=str)
+def test_der_swaps_both_of_its_batches(tmp_path: Path, swap: RandomSwap) -> None:
+    images, labels = blobs(200, seed=1)
+    schema = DERPlusPlus.schema((6, 6), CLASSES)
+    with CarouselBuffer(tmp_path / "b", memory=100, schema=schema, swap=swap, delay=0) as buffer:
+        learner = DERPlusPlus(Small, buffer, prepare, classes=CLASSES, batch=20)
+        learner.learn_task(images, labels)
+        drawn: list[int] = []
+
+        def sample(count: int) -> Batch:
+            batch = CarouselBuffer.sample(buffer, count)
+            drawn.extend(batch.slots.tolist())
+            return batch
+
+        before = buffer.stats()["swapped"]
+        with mock.patch.object(buffer, "sample", sample):
+            learner.step(images[:20], labels[:20], keeps=False)
+        assert len(drawn) == 40
+        assert buffer.stats()["swapped"] - before == len(set(drawn))
 
 
 def test_der_can_refresh_logits(tmp_path: Path) -> None:

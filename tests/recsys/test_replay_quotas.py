@@ -74,6 +74,29 @@ def test_weighted_storage_has_the_probabilities_of_draws_without_replacement(lim
     assert np.abs(deviations).max() < 4.5, (held, expected)
 
 
+@pytest.mark.parametrize("together", [pytest.param(1, marks=pytest.mark.long), 40])
+@pytest.mark.parametrize("spread", ["equal", "exponential", "six decades", "some zero"])
+def test_weighted_storage_by_chi_square(together: int, spread: str) -> None:
+    random = np.random.default_rng(6)
+    weights = {
+        "equal": np.ones(40), "exponential": random.exponential(size=40),
+        "six decades": 10.0 ** random.uniform(-3, 3, 40), "some zero": random.random(40) * (random.random(40) > 0.3),
+    }[spread]  # fmt: skip
+    # The 10 smallest of exponential times: draws one after the other without replacement (Efraimidis and Spirakis).
+    times = random.exponential(size=(100_000, 40)) / np.maximum(weights, 1e-300)
+    expected = np.bincount(np.argpartition(times, 10, axis=1)[:, :10].reshape(-1), minlength=40) / 100_000
+    runs, held = 1000, np.zeros(40)
+    for seed in range(runs):
+        placement = rehearse(Weighted("loss"), seed, 10, weights, parts=40 // together)
+        held[placement.members.ids] += 1
+    drawn = (expected > 1e-3) & (expected < 1 - 1e-3)
+    variance = runs * (1 + runs / 100_000) * expected * (1 - expected)
+    statistic = float(((held - runs * expected)[drawn] ** 2 / variance[drawn]).sum())
+    free = np.count_nonzero(drawn) - 1
+    assert statistic < free + 4.5 * math.sqrt(2 * free) + 1, (statistic, free)
+    assert (held[weights == 0] == 0).all()
+
+
 def test_memory_is_a_uniform_sample_of_weighted_storage() -> None:
     held, stored = np.zeros(30), np.zeros(30)
     weights = np.random.default_rng(0).exponential(size=30)
@@ -88,7 +111,7 @@ def test_memory_is_a_uniform_sample_of_weighted_storage() -> None:
 
 def test_weights_of_zero_stay_while_there_is_room(tmp_path: Path) -> None:
     with CarouselBuffer(tmp_path / "b", memory=3, storage=10, schema=SCHEMA, admit=Weighted("loss")) as buffer:
-        for start, loss in ((0, 0), (6, 0), (12, 1e-30), (18, 0), (24, 1e29)):
+        for start, loss in ((0, 0), (6, 0), (12, 1e-30), (18, 0), (24, 1e30)):
             columns = {"x": np.arange(start, start + 6), "task": np.zeros(6, np.int32)}
             buffer.add(columns | {"loss": np.full(6, loss, np.float32)})
         ids = buffer.stored_ids()

@@ -1,13 +1,16 @@
 """Steps and streams of ER, DER++ and iCaRL beside those of Avalanche (``make test-plugins``) and of Mammoth.
 
 Mammoth is not on PyPI: MEMHIER_MAMMOTH names a checkout of it (github.com/aimagelab/mammoth). Its models, buffer and
-herding run as they are; stand-ins take the place of its data sets, command line and augmentation.
+herding run as they are; stand-ins take the place of its data sets, command line and augmentation. Its own trainer runs
+whole, in a process of its own.
 """
 
 import copy
 import importlib
 import importlib.util
 import os
+import re
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +23,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from memhier.benchmarks.datasets import data_folder, data_set_folder
 from memhier.recsys.replay import CarouselBuffer, Field, RandomSwap
 from memhier.recsys.replay.adapters.mammoth import MammothBuffer
 from memhier.recsys.replay.methods import METHODS
@@ -174,16 +178,41 @@ def test_streams_end_as_avalanches_do(tmp_path: Path, avalanche: Any, name: str)
 
 
 @pytest.fixture
-def mammoth(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
-    """Return a function that loads a file of Mammoth's."""
-    checkout = os.environ.get("MEMHIER_MAMMOTH")
-    if checkout is None:
+def checkout() -> Path:
+    """Return the folder of Mammoth."""
+    named = os.environ.get("MEMHIER_MAMMOTH")
+    if named is None:
         pytest.skip("MEMHIER_MAMMOTH is not set: the folder of a checkout of Mammoth")
+    return Path(named)
+
+
+@pytest.mark.long
+def test_mammoths_trainer_ends_as_well_with_ours(tmp_path: Path, checkout: Path) -> None:
+    for package in ("timm", "kornia", "torchvision", "onedrivedownloader"):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"Mammoth imports {package}, which is not installed")
+    try:
+        data_set_folder("mnist", "mnist")
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
+    module = "memhier.benchmarks.workloads.replay.mammoth_trainer"
+    command = [sys.executable, "-m", module, str(checkout), "--images", "3000", "--seeds", "1"]
+    there = {**os.environ, "TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "1", "MEMHIER_DATA": str(data_folder())}
+    done = subprocess.run(command, env=there, capture_output=True, text=True, timeout=800, check=False)
+    assert done.returncode == 0, done.stderr
+    theirs, plain, swapped = (float(share) for share in re.findall(r": ([\d.]+) % of 1 seeds", done.stdout))
+    assert theirs > 40
+    assert plain > theirs - 15
+    assert swapped > theirs - 15
+    assert not list(tmp_path.glob("tmp*")), "it left a temporary folder behind"
+
+
+@pytest.fixture
+def mammoth(monkeypatch: pytest.MonkeyPatch, checkout: Path) -> Callable[[str], Any]:
+    """Return a function that loads a file of Mammoth's."""
 
     def load(name: str, **more: Any) -> Any:
-        spec = importlib.util.spec_from_file_location(
-            f"mammoth_{name.replace('/', '_')}", Path(checkout) / f"{name}.py"
-        )
+        spec = importlib.util.spec_from_file_location(f"mammoth_{name.replace('/', '_')}", checkout / f"{name}.py")
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)

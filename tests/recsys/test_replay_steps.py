@@ -14,6 +14,7 @@ from memhier.io.reader import PendingRead
 from memhier.recsys.replay import CarouselBuffer, RandomSwap
 from memhier.recsys.replay.policies import Pool
 from memhier.recsys.replay.schema import Schema
+from memhier.recsys.replay.streams import Purpose, Uniforms
 from memhier.recsys.replay.swapper import Swapper
 
 needs_core = pytest.mark.skipif(backend.core is None, reason="compares the compiled core with Python")
@@ -108,6 +109,21 @@ def test_positions_are_drawn_as_python_draws_them(tmp_path: Path, monkeypatch: p
             with monkeypatch.context() as patch:
                 patch.setattr(backend, "core", None)
                 assert [pool.draw(count, np.random.default_rng(seed)).tolist() for seed in range(30)] == drawn
+
+
+@needs_core
+@pytest.mark.parametrize("count", [1, 2, 65, 1000, 10**9])
+def test_distinct_integers_are_drawn_as_python_draws_them(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    drawn: list[list[int]] = []
+    for core in (backend.core, None):
+        monkeypatch.setattr(backend, "core", core)
+        uniforms, found = Uniforms(7, Purpose.SAMPLE), []
+        for n in (0, 1, 2, 32, 499, 3000):
+            # From before the end of a block, too; with half of all, many are drawn anew.
+            for _ in range(60 if min(n, count // 2) else 1):
+                found += [*uniforms.distinct(min(n, count // 2), count).tolist(), uniforms.position]
+        drawn.append(found)
+    assert drawn[0] == drawn[1]
 
 
 def damage(place: Path) -> None:

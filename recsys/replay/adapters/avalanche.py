@@ -102,8 +102,9 @@ class CarouselExemplars:
         super().__init__(buffer.capacity)  # type: ignore[call-arg]
         self.carousel = buffer
         self._used = UsedSlots()
-        # Whether the stream's entries after the first are tensors: a batch can hold only one kind.
-        self._are_tensors = [False] * len(buffer.schema.fields)
+        # Whether the stream's entries after the first are tensors: a batch can hold only one kind. Where a run goes on
+        # none has come yet; replayed ones follow those of the stream, and torch takes tensors behind numbers as well.
+        self._are_tensors = [True] * len(buffer.schema.fields)
 
     @property
     def buffer(self) -> Any:
@@ -204,6 +205,10 @@ class CarouselPlugin:
         """Refuse workers."""
         if num_workers:
             raise ValueError(f"num_workers={num_workers}: expected 0; reads of workers cannot be followed")
+
+    def before_training_epoch(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
+        """Leave out the samples that were read since the last epoch, which nobody trained on."""
+        self._exemplars.take_used()
 
     def after_training_iteration(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
         """End a step of the buffer."""

@@ -15,7 +15,7 @@ def field_codec(name: str | ProductCodes, column: Column) -> FieldCodec:
     ----------
     name
         ``"none"``, ``"fp16"``, ``"bf16"`` or ``"int8"`` (of float32), ``"zstd"``, or those of `ImageCodec`:
-        ``"jpeg"`` or ``"webp"``, also with a quality, ``"png"``, ``"webp:lossless"`` or ``"lossless"``.
+        ``"jpeg"`` or ``"webp"``, also with a quality, ``"png"``, ``"webp:lossless"``, ``"lossless"`` or ``"jxl"``.
 
     Raises
     ------
@@ -28,7 +28,7 @@ def field_codec(name: str | ProductCodes, column: Column) -> FieldCodec:
         name.check_column(column)
         return name
     kind = name.partition(":")[0] if isinstance(name, str) else name
-    if kind in ("jpeg", "webp") or name in ("png", "lossless"):
+    if kind in ("jpeg", "webp") or name in ("png", "lossless", "jxl"):
         return ImageCodec(name, column)
     if name == "none":
         return RawCodec(column)
@@ -38,7 +38,7 @@ def field_codec(name: str | ProductCodes, column: Column) -> FieldCodec:
         return RoundedCodec(name, column)
     known = (
         "'none', 'fp16', 'bf16', 'int8', 'zstd', 'jpeg', 'webp', 'jpeg:<quality>', 'webp:<quality>', 'png', "
-        "'webp:lossless' or 'lossless'"
+        "'webp:lossless', 'lossless' or 'jxl'"
     )
     raise ValueError(f"codec={name!r}: expected {known}")
 

@@ -57,8 +57,8 @@ class Encoding:
         most = longest_of(codec, self.schema.columns[name])
         return Field("uint8", (None,), longest=most, mean=min(field.mean, most))
 
-    def encode(self, columns: Columns) -> Columns:
-        """Return columns, some or all, as the tiers hold them.
+    def encode(self, columns: Columns, argument: str = "batch") -> Columns:
+        """Return columns, some or all, of an argument as the tiers hold them.
 
         Raises
         ------
@@ -76,7 +76,7 @@ class Encoding:
             try:
                 encoded = codec.encode(values)
             except ValueError as error:
-                raise ValueError(f"batch[{name!r}]: {error}") from None
+                raise ValueError(f"{argument}[{name!r}]: {error}") from None
             held |= self._padded(name, encoded) if isinstance(encoded, list) else {name: encoded}
         return held
 

@@ -22,6 +22,7 @@ _LOSSLESS: dict[str, Formats] = {
     "png": [("PNG", {})],
     "webp:lossless": [("WEBP", _WEBP)],
     "lossless": [("PNG", {}), ("WEBP", _WEBP)],
+    "jxl": [("JXL", {"lossless": True, "effort": 5})],
 }
 
 
@@ -32,8 +33,8 @@ class ImageCodec:
     ----------
     name
         ``"jpeg"`` or ``"webp"``, with a quality after a colon: ``"jpeg:90"``. 90 by default. Without loss: ``"png"``,
-        ``"webp:lossless"``, or ``"lossless"``, which keeps of each image the smaller one of these two. An image that
-        they do not make smaller is kept as it is.
+        ``"webp:lossless"``, or ``"lossless"``, which keeps of each image the smaller one of these two; and ``"jxl"``,
+        JPEG XL by the package ``pillow_jxl``. An image that they do not make smaller is kept as it is.
     column
         Of shape ``[height, width]``, ``[height, width, 3]`` or ``[3, height, width]``; 1 for 3 is possible.
     """
@@ -46,6 +47,8 @@ class ImageCodec:
         self._bytes = column.bytes
         with extra_for(f"codec={name!r}"):
             self._image: Any = importlib.import_module("PIL.Image")
+            if name == "jxl":
+                importlib.import_module("pillow_jxl")  # which tells Pillow of the format
         self.name = name
         shape = column.shape
         plain, last, first = len(shape) == 2, len(shape) == 3 and shape[-1] in (1, 3), len(shape) == 3
@@ -89,7 +92,7 @@ class ImageCodec:
                     mode = "RGB" if target.shape[2:] == (3,) else "L"
                     pixels = np.asarray(image if image.mode == mode else image.convert(mode))
                 target[:] = pixels.reshape(target.shape)
-            except (OSError, ValueError, SyntaxError) as error:
+            except (OSError, ValueError, SyntaxError, RuntimeError) as error:  # RuntimeError: JPEG XL
                 raise CorruptionError(f"{self.name}: {error}") from error
 
     def _channels_last(self, values: NDArray[Any]) -> NDArray[Any]:

@@ -1,9 +1,11 @@
 """DER++: dark experience replay (Buzzega et al., NeurIPS 2020, arXiv 2004.07211)."""
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, mse_loss
 
+from memhier.recsys.replay.adapters.common import scores_of
 from memhier.recsys.replay.methods.learner import Learner, images_of, labels_of
 
 __all__ = ["DERPlusPlus"]
@@ -11,6 +13,8 @@ __all__ = ["DERPlusPlus"]
 
 class DERPlusPlus(Learner):
     """Memory keeps logits with its samples; one batch of it is held to them, another to its labels.
+
+    Samples of both batches are swapped, as in the code of CarM's authors.
 
     Attributes
     ----------
@@ -39,6 +43,8 @@ class DERPlusPlus(Learner):
         self.descend(loss)
         if self.refreshes and len(darker):
             self.buffer.refresh(darker, {"logits": dark.detach().numpy()})
-        self.end_step(other, plain)
+        labels_used = torch.cat([labels_of(darker), labels_of(other)])
+        scores = scores_of(self.buffer.swap, torch.cat([dark, plain]), labels_used)
+        self.buffer.feedback(np.concatenate([darker.slots, other.slots]), scores=scores)
         if keeps:
             self.keep(images, labels, logits=new.detach().numpy())

@@ -137,6 +137,10 @@ class Members:
         """int32 [size], in place."""
         return self._labels[: self.size]
 
+    def with_room(self) -> tuple[NDArray[np.int32], Ints]:
+        """Return labels and ids, in place, with room for more: the same arrays until there is more room."""
+        return self._labels, self._ids
+
     @property
     def _numbers(self) -> NDArray[np.int32]:
         """The numbers by which samples are grouped, with room for more."""
@@ -433,6 +437,7 @@ class Placement:
         self._leaving: dict[int, int] = {}  # from positions that are visible, but not planned there, to their slots
         self._dirty: NDArray[np.bool_] = np.zeros(SLOTS.rows(slots), np.bool_)  # rows of the index to write
         self._first_vacant = 0  # no slot before it is vacant
+        self._arrays: Any = None  # of a step of the compiled core
 
     @property
     def size(self) -> int:
@@ -457,12 +462,14 @@ class Placement:
         return self.members.memory_bytes + own + (self._group_slots.memory_bytes if self._group_slots else 0)
 
     def arrays(self, core: Any) -> Any:
-        """Return the arrays that a step of the compiled core changes."""
-        return core.PlacementArrays(
-            planned=self.planned, visible=self.visible, swapped=self.swapped, slot_of=self.slot_of,
-            labels=self.members.labels, ids=self.members.ids, dirty=self._dirty, per_row=_SLOTS_PER_ROW,
-            leaving=self._leaving,
-        )  # fmt: skip
+        """Return the arrays that a step of the compiled core changes, until others take their place."""
+        if self._arrays is None:
+            labels, ids = self.members.with_room()
+            self._arrays = core.PlacementArrays(
+                planned=self.planned, visible=self.visible, swapped=self.swapped, slot_of=self._slot_of, labels=labels,
+                ids=ids, dirty=self._dirty, per_row=_SLOTS_PER_ROW, leaving=self._leaving,
+            )  # fmt: skip
+        return self._arrays
 
     def labels_and_ids(self, positions: Ints) -> tuple[Ints, Ints]:
         """Return the labels and ids at positions, int64 [n] each."""
@@ -533,7 +540,7 @@ class Placement:
         """Give samples new positions."""
         first = self.members.extend(labels, ids)
         if self.members.capacity > len(self._slot_of):
-            self._slot_of = _grown(self._slot_of, first, self.members.capacity, -1)
+            self._slot_of, self._arrays = _grown(self._slot_of, first, self.members.capacity, -1), None
         self._slot_of[first : self.members.size] = -1
         decisions.positions[samples] = np.arange(first, self.members.size)
 
@@ -854,7 +861,7 @@ class Placement:
     def restore_members(self, entries: NDArray[np.void], by_class: bool) -> None:
         """Take over the samples of a checkpoint."""
         self.members.restore(entries, by_class)
-        self._slot_of = np.full(self.members.capacity, -1, np.int32)
+        self._slot_of, self._arrays = np.full(self.members.capacity, -1, np.int32), None
 
     def keep_classes(self) -> None:
         """Let every class be a group from now on; before `restore_slots`."""
@@ -874,7 +881,7 @@ class Placement:
         self._rank[order] = np.arange(len(order))
         self.count = int(np.count_nonzero(visible >= 0))
         leaving = np.flatnonzero((visible >= 0) & (visible != planned))
-        self._leaving = dict(zip(visible[leaving].tolist(), leaving.tolist(), strict=True))
+        self._leaving, self._arrays = dict(zip(visible[leaving].tolist(), leaving.tolist(), strict=True)), None
         used = np.flatnonzero(planned >= 0)
         self._slot_of[planned[used]] = used
         self.planned_count = len(used)

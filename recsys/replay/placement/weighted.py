@@ -14,6 +14,7 @@ __all__ = ["Weighted"]
 Ints = NDArray[np.int64]
 
 _LEAST, _MOST = 1e-30, 1e30
+_A_LITTLE_MORE = float(np.float32(_MOST))  # as a field of float32 has it
 
 
 class Weighted(Reservoir):
@@ -60,7 +61,7 @@ class Weighted(Reservoir):
     def values(self, labels: Ints, columns: Columns) -> NDArray[Any]:
         """See :class:`Admission`."""
         weights = columns[self.by].astype(np.float64)
-        unfit = ~((weights == 0) | ((weights >= _LEAST) & (weights <= _MOST)))
+        unfit = ~((weights == 0) | ((weights >= _LEAST) & (weights <= _A_LITTLE_MORE)))
         if unfit.any():
             raise ValueError(f"batch[{self.by!r}]: expected weights of 0, or of {_LEAST} to {_MOST}, got "
                              f"{weights[unfit][0]}")  # fmt: skip

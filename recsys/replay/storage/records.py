@@ -75,15 +75,15 @@ class SampleCodec:
         """Whether samples come back as they were."""
         return all(codec.lossless for codec in self._codecs.values())
 
-    def check(self, columns: Columns) -> None:
-        """Raise ValueError for values that a codec cannot hold."""
+    def check(self, columns: Columns, argument: str) -> None:
+        """Raise ValueError for values, of some fields or all, that a codec cannot hold."""
         for name, codec in self._codecs.items():
-            if not isinstance(codec, RoundedCodec):
+            if not isinstance(codec, RoundedCodec) or name not in columns:
                 continue  # the others hold everything
             try:
                 codec.encode(columns[name])
             except ValueError as error:
-                raise ValueError(f"batch[{name!r}]: {error}") from None
+                raise ValueError(f"{argument}[{name!r}]: {error}") from None
 
     def rows(self, columns: Columns) -> NDArray[np.uint8]:
         """Return samples as rows, uint8 [n, row_bytes]."""

@@ -342,11 +342,11 @@ class Storage:
         """Return mutable fields, some or all, as they come back from storage."""
         return self._side_format.round_trip(columns)
 
-    def check(self, columns: Columns) -> None:
-        """Raise ValueError for values that a codec cannot hold."""
+    def check(self, columns: Columns, argument: str = "batch") -> None:
+        """Raise ValueError for values, of some fields or all, that a codec cannot hold."""
         if not self._lossless:
-            self.format.check(columns)
-            self._side_format.check(columns)
+            self.format.check(columns, argument)
+            self._side_format.check(columns, argument)
 
     def value(self, name: str) -> bytes | None:
         """Return a value of the last commit, None if there is none."""

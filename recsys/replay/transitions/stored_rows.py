@@ -146,10 +146,6 @@ class StoredRows:
                 assert self._tx is not None
                 self._tx.discard(part.name)
 
-    def drops_before(self, oldest: int) -> bool:
-        """Whether `drop_before` would let a part go."""
-        return len(self._parts) > 1 and self._parts[0].stop <= oldest
-
     def place(self, numbers: Ints) -> Place:
         """Return where rows lie that are in files; good until `append`, `drop_before` or `commit`."""
         starts = np.array([part.start for part in self._parts], np.int64)
