@@ -71,7 +71,7 @@ see_all_of_venv = $(or $(2),$(VENV))/bin/python -c "import site; print(*(f'impor
 # The libraries that adapters serve, in an environment of their own, which sees all of .venv: some would bring other builds
 # of torch.
 PLUGINS := .venv-plugins
-PLUGIN_TESTS := $(foreach name,avalanche torchrl mammoth plugins references,tests/recsys/test_replay_$(name).py) \
+PLUGIN_TESTS := $(foreach name,avalanche torchrl mammoth plugins references datasets images,tests/recsys/test_replay_$(name).py) \
     $(foreach name,containers_plugins payload_plugins sklearn datasets langchain llama_index,tests/ann/test_$(name).py) \
     tests/recsys/test_lightning.py tests/recsys/test_torchrec.py tests/memhier/test_backup_s3.py
 PLUGINS_RUN := $(PLUGINS)/bin/python -m pytest -p no:cacheprovider -o asyncio_default_fixture_loop_scope=function

@@ -44,6 +44,13 @@ def test_replay_keeps_the_first_tasks_of_images(tmp_path):
     assert figure(r"on SSD, ([1-9][\d,]*) swapped", printed) > 0
 
 
+def test_images_are_packed_by_each_codec(tmp_path):
+    printed = run("packed_images.py", "--data", "generated", "--count", "20", folder=tmp_path)
+    plain = figure(r"plain: ([\d,]+) bytes", printed)
+    assert figure(r"\nwebp:lossless: ([\d,]+) bytes", printed) < plain
+    assert figure(r"\nlossless: ([\d,]+) bytes", printed) <= figure(r"png: ([\d,]+) bytes", printed) < plain
+
+
 @pytest.mark.long
 def test_latents_take_fewer_bytes_and_keep_the_first_classes(tmp_path):
     printed = run("latent_replay.py", "--data", "generated", "--quick", folder=tmp_path)

@@ -149,6 +149,7 @@ def test_every_package_told_belongs_to_the_extra_that_is_told() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     named = {"PIL": "pillow", "faiss": "faiss-cpu", "langchain_core": "langchain-core", "scipy": "scikit-learn"}
     named |= {"prometheus_client": "prometheus-client", "llama_index": "llama-index-core"}
+    named |= {"pillow_jxl": "pillow-jxl-plugin"}
     named |= {"sklearn": "scikit-learn"}  # scipy comes with scikit-learn
     for package, extra in EXTRAS.items():
         brought = " ".join(project["optional-dependencies"][extra])

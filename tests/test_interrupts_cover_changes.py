@@ -25,7 +25,7 @@ READER = "bags embedding embedding_bag found opened pooled rows stats"
 
 READS = {
     "LogitIndex": "choose distribution draw draws_pay envelope is_stale log_prob logits logits_of partition proof_pays "
-    "proven_of save scan_pays stats topk way with_all_directions",
+    "proven_of save scan_pays settle stats topk way with_all_directions",
     "MultiVectorIndex": "blocks contains explain fetch ids push reconstruct search stats",
     "Store": "attach check get keys newer not_writable push read_segment segments",
     "Reader": "begin_read read run stats",

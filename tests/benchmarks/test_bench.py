@@ -150,7 +150,7 @@ def test_a_script_keeps_its_figures_and_words(tmp_path: Path) -> None:
     sizes = ["--rows", " 3000", "--batch", "64", "--batches", "3", "--rounds", "2", "--dram", "8MiB"]
     parameters = {"module": "tiers.tiered", "arguments": sizes, "timeout_s": 600, "on_device": True}
     row = run_small(tmp_path, Workload("gather", "tiers", "", "script", {}, {}, parameters, ()))[-1]
-    assert row["kind"] == "script"
+    assert row["kind"] == "script", row
     assert "seconds a batch, every turn" in row["words"]
     assert len(row["figures"]["turns"]) == 12  # two kinds of computing, three ways, two rounds
     assert str(tmp_path) not in row["command"]

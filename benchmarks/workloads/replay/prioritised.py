@@ -4,14 +4,15 @@
 of the shape of MuJoCo's or of Atari's, then draws batches and gives them priorities, way by way in blocks. "All in
 DRAM" and "a tenth in DRAM" are one `TransitionBuffer` with two budgets; their batches must be the same, bit for bit.
 cpprb keeps everything in DRAM; TorchRL's buffer has its items in memory-mapped files, whose pages the system caches
-beyond any budget. Both take part if they are installed (``pip install cpprb torchrl``), in the same process.
+beyond any budget. Both take part if they are installed (``pip install cpprb torchrl``), in the same process. The thread
+to which calls are handed counts, too.
 """
 
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import click
 import numpy as np
 
 from memhier.benchmarks.bench.figures import Figure, Record
-from memhier.benchmarks.workloads.harness import Outcome, workload
+from memhier.benchmarks.workloads.harness import Outcome, skip, workload
 from memhier.recsys.replay.transitions import Prioritised, TransitionBuffer
 
 __all__ = ["main"]
@@ -110,6 +111,20 @@ def torchrl_step(folder: Path, kind: str, capacity: int, batch: int) -> Step:
     return step
 
 
+def peers(folder: Path, kind: str, capacity: int, batch: int) -> dict[str, Step]:
+    """Return the steps of other libraries, where they are installed."""
+    ways: dict[str, Step] = {}
+    for name, made in (
+        ("cpprb, all in DRAM", partial(cpprb_step, kind, capacity, batch)),
+        ("TorchRL, memory-mapped", partial(torchrl_step, folder, kind, capacity, batch)),
+    ):
+        try:
+            ways[name] = made()
+        except (ImportError, RuntimeError) as error:  # a RuntimeError: TorchRL's compiled part is for another torch
+            skip(f"{name}: {error}")
+    return ways
+
+
 def measure(ways: dict[str, Step], rounds: int) -> dict[str, list[float]]:
     """Return the microseconds of processor time of a step of each way, by round."""
     order, told = np.random.default_rng(0), {name: list[float]() for name in ways}
@@ -149,14 +164,7 @@ def main(scratch: Path, kind: str, capacity: int, batch: int, rounds: int) -> Ou
         tenth = tiered(scratch / "tenth", kind, capacity, raw // 10, batch, held)
         same = same_batches(whole, tenth)
         ways = {"memhier, all in DRAM": tiered_step(whole), "memhier, a tenth in DRAM": tiered_step(tenth)}
-        if find_spec("cpprb") is not None:
-            ways["cpprb, all in DRAM"] = cpprb_step(kind, capacity, batch)
-        shown = []
-        if find_spec("torchrl") is not None:
-            try:
-                ways["TorchRL, memory-mapped"] = torchrl_step(scratch / "torchrl", kind, capacity, batch)
-            except RuntimeError as error:  # its compiled part is for another torch
-                shown.append(f"without TorchRL: {error}")
+        ways |= peers(scratch / "torchrl", kind, capacity, batch)
         told = measure(ways, rounds)
         held_bytes = tenth.memory_bytes
         reads = tenth.stats()
@@ -172,7 +180,7 @@ def main(scratch: Path, kind: str, capacity: int, batch: int, rounds: int) -> Ou
     if "cpprb, all in DRAM" in told:
         ratios = np.array(told["cpprb, all in DRAM"]) / np.array(told["memhier, all in DRAM"])
         figures.append(Figure.of("rate by that of cpprb, all in DRAM", ratios, "times", "more", clock=True))
-    return Outcome(Record(figures), shown)
+    return Outcome(Record(figures))
 
 
 if __name__ == "__main__":

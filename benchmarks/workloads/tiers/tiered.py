@@ -73,6 +73,7 @@ def fill(table: Tiered, rows: int, batch: int) -> None:
 def run_turn(table: Tiered, work: Work, draw: Iterator[Ints], batches: int, ahead: int) -> dict[str, float]:
     """Gather batches and compute on each; return seconds per batch, the first batches left out."""
     keys = [next(draw) for _ in range(batches + WARM)]
+    counted = table.stats()["read_s"]  # a read ahead is counted when it ends, at any point of the loop
     tickets = deque((table.prefetch(batch) for batch in keys[:ahead]), maxlen=ahead + 1)
     for ticket in tickets:
         ticket.wait()
@@ -84,17 +85,19 @@ def run_turn(table: Tiered, work: Work, draw: Iterator[Ints], batches: int, ahea
         if index == WARM:
             reads, computing = reads[-1:], computing[-1:]
             stalled, cpu, started = table.stats()["stall_s"], time.process_time(), time.perf_counter()
-        before = table.stats()["read_s"]
         rows = table.gather(batch)
         if ahead and index + ahead < len(keys):
             tickets.append(table.prefetch(keys[index + ahead]))
         computing.append(seconds_of(work, round(units)))
-        reads.append(table.stats()["read_s"] - before)
+        reads.append(table.stats()["read_s"] - counted)
+        counted += reads[-1]
         # The amount for the next batch, from the means so far: both are to take as long.
         units = max(1.0, round(units) * float(np.mean(reads) / computing[-1]))
         if not np.array_equal(rows[:, 0], batch):
             raise AssertionError("rows are not those that were written")
     wall, read = (time.perf_counter() - started) / batches, float(np.mean(reads))
+    if not read:
+        raise click.ClickException("no batch read a page: all rows are resident; give more --rows or less --dram")
     stall = (table.stats()["stall_s"] - stalled) / batches
     excess = np.maximum(0.0, np.array(reads) - np.array(computing))
     return {
