@@ -178,19 +178,20 @@ def test_ranks_that_get_one_mixture_choose_their_own_passes(stored: StoredSample
     dataset.set_epoch(2)
     items = items_of(dataset)
     context: Any = torch.multiprocessing.get_context(start)
-    told = context.SimpleQueue()
-    rank = context.Process(target=train_a_rank, args=(dataset, told))
+    told, tell = context.Pipe(duplex=False)
+    rank = context.Process(target=train_a_rank, args=(dataset, tell))
     rank.start()
-    found = told.get()
+    tell.close()  # a rank that dies is an EOFError here
+    found = told.recv()
     rank.join()
     assert items_of(dataset) == items  # the other rank is in a later pass
     dataset.set_epoch(3)
     assert found == items_of(dataset)
 
 
-def train_a_rank(dataset: Any, told: Any) -> None:
+def train_a_rank(dataset: Any, tell: Any) -> None:
     dataset.set_epoch(3)
-    told.put(items_of(dataset))
+    tell.send(items_of(dataset))
 
 
 def items_of(dataset: Any) -> list[int]:
