@@ -178,8 +178,8 @@ class BeamSteps:
     def _texts(self, input_ids: Tensor) -> _Texts:
         """Return the texts of this step, each after the one that it goes on with."""
         beams, before = self._search.beams, self._before
-        written = input_ids.reshape(-1, beams, input_ids.shape[1])
-        count = len(written)
+        count = len(input_ids) // beams
+        written = input_ids.reshape(count, beams, input_ids.shape[1])  # no word yet where embeddings are given
         if before is None:
             self._begun, self._ended = written.shape[2], [[] for _ in range(count)]
             sums = torch.full((count, beams), -torch.inf, dtype=torch.float64)

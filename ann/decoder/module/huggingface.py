@@ -33,16 +33,18 @@ from memhier.ann.decoder.module.generation import Logits, Need, need_of, needed_
 from memhier.ann.decoder.module.outcome import Change, Outcome, outcome_allows
 from memhier.ann.decoder.module.sampling import HEAD_WORDS
 from memhier.ann.decoder.module.steps import StepScores, steps_of
+from memhier.ann.decoder.module.watch import digest_of, is_computed, is_hooked, state_of, unlike
 
 __all__ = ["AcceleratedHead", "accelerate", "rescore", "undo"]
 
 Model = TypeVar("Model", bound=nn.Module)
-_SAMPLED = 16  # rows that are compared by each call of generate
 _PROCESSORS = "_get_logits_processor"  # the method of transformers that lists the processors of a call
 
 
-class AcceleratedHead(nn.Module):
+class AcceleratedHead(nn.Linear):
     """Stands in for an output layer while nothing is trained.
+
+    It is a Linear to adapters and quantisers, which look for these.
 
     Parameters
     ----------
@@ -75,6 +77,7 @@ class AcceleratedHead(nn.Module):
     """
 
     head: nn.Linear
+    decoder: TopKSoftmax
 
     def __init__(
         self,
@@ -88,20 +91,21 @@ class AcceleratedHead(nn.Module):
         change: Change | None = None,
         generates: bool = False,
     ) -> None:
-        super().__init__()
+        nn.Module.__init__(self)  # Linear's own makes weights
+        self.in_features, self.out_features = head.in_features, head.out_features
         self.__dict__["head"] = head
-        # Both modules share one dictionary of parameters, which torch has no public way to do: a state dict keeps its
-        # names, and a parameter that a state dict or a conversion replaces is replaced in the layer, too.
-        self._parameters = head._parameters
+        # Both modules share their dictionaries, which torch has no public way to do: a state dict keeps its names, and
+        # a parameter that a state dict or a conversion replaces is replaced in the layer, too.
+        self.__dict__.update({name: vars(head)[name] for name in ("_parameters", "_buffers", "_modules")})
         self.proofs: Choices
         self.choices: Choices
         self.certify: bool
-        self.decoder: TopKSoftmax
-        self.decoder, self.certify, self.choices, self.proofs = decoder, certify, choices, proofs
+        self.__dict__["decoder"] = decoder
+        self.certify, self.choices, self.proofs = certify, choices, proofs
         self.generates: bool
         self.change: Change | None
         self.outcome, self.change, self.generates = outcome, change, generates
-        self._seen, self._sample = _state_of(head), _sample_of(head)
+        self._seen, self._digest = state_of(head), digest_of(head)
         self._full: Counter[str] = Counter()
         self.calls: int
         self.completed: int
@@ -114,6 +118,10 @@ class AcceleratedHead(nn.Module):
         """Restore a pickled or copied layer, which is another one to operators."""
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._number = operators.enrol(self)
+
+    def extra_repr(self) -> str:
+        """Return the sizes, precision, way and output of the decoder, for ``print(model)``."""
+        return self.decoder.extra_repr()
 
     def stats(self) -> dict[str, Any]:
         """Return plain numbers: those of the decoder, and counts of calls, rows and rows that took the full layer.
@@ -133,11 +141,11 @@ class AcceleratedHead(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return logits ``[..., V]``; words outside the largest logits get the least number if nothing needs them."""
-        if self.training or (torch.is_grad_enabled() and (hidden.requires_grad or self.head.weight.requires_grad)):
-            full: Tensor = self.head(hidden)
-            return full
+        parts = (hidden, *self.parameters(), *self.head.parameters()) if torch.is_grad_enabled() else ()
+        if self.training or any(part.requires_grad for part in parts):
+            return self.full(hidden)
         if torch.compiler.is_compiling():  # an operator, as the needs of a call are no part of a graph
-            found: Tensor = operators.logits(hidden, self._number, self.head.weight.shape[0])
+            found: Tensor = operators.logits(hidden, self._number, self.out_features)
             return found
         return self.all_logits(hidden)
 
@@ -158,12 +166,20 @@ class AcceleratedHead(nn.Module):
             return hidden.new_zeros(()).expand(*hidden.shape[:-1], self.head.weight.shape[0])
         if kind == "full":
             self._full[reason] += rows
-            full: Tensor = self.head(hidden)
-            return full
+            return self.full(hidden)
         self._refresh()
         if kind == "proven":
             return self.proven(hidden, words, ordered=need is not None and need.logits == "largest")
         return self._laid_out(hidden, *self.topk(hidden)) if kind == "largest" else self.filled(hidden)
+
+    def full(self, hidden: Tensor) -> Tensor:
+        """Return the logits of the layer itself, as it is now."""
+        if any(name not in self._parameters and hasattr(self, name) for name in ("weight", "bias")):
+            # A parametrization or a mask took the parameter out, and gives its result to this module alone.
+            return nn.functional.linear(hidden, self.weight, self.bias)
+        # Hooks of all modules take part in the call of this one.
+        found: Tensor = self.head.forward(hidden) if is_hooked() else self.head(hidden)
+        return found
 
     def filled(self, hidden: Tensor) -> Tensor:
         """Return the largest logits and, for all other words, equal shares of the rest of Z."""
@@ -186,24 +202,24 @@ class AcceleratedHead(nn.Module):
         return self._prover
 
     def _refresh(self) -> None:
-        state = _state_of(self.head)
+        state = state_of(self.head)
         if self._seen != state:  # trained on, loaded anew, or moved
             self.decoder.refresh(self.head)
-            self._seen, self._sample, self._prover = state, _sample_of(self.head), None
+            self._seen, self._digest, self._prover = state, digest_of(self.head), None
 
     def notice(self) -> None:
-        """Let the next step code the layer's rows again if some differ, as after ``weight.data.add_``."""
-        if self._sample != _sample_of(self.head):
+        """Let the next step code the layer's rows again where they differ, as after writes to ``weight.data``.
+
+        ``generate`` calls this. It reads the layer once, which costs less than a full product of one hidden state.
+        """
+        if self._digest != digest_of(self.head):
             self._seen = []
 
     def obstacle(self) -> str:
         """Return the reason why all calls take the full layer for now; empty if there is none."""
         if self.training or torch.is_autocast_enabled("cpu"):
             return "training" if self.training else "autocast"
-        # torch has no public names for a module's hooks.
-        kept = [vars(part) for part in (self, self.head)]
-        hooked = any(part["_forward_hooks"] or part["_forward_pre_hooks"] or "forward" in part for part in kept)
-        return "hooks of the layer" if hooked else ""
+        return "hooks of the layer" if is_hooked(self, self.head) else unlike(self.head, self.decoder.index.shape)
 
     def _may_wait(self, need: Need, rows: int, reason: str) -> bool:
         """Say if the processors of the call can do without logits, and if that is faster."""
@@ -285,7 +301,8 @@ def accelerate(
     scores as output, and beams that draw, or with biases, raising penalties or allowed words. So do `typical_p` and
     `eta_cutoff` behind a `top_p` without a `top_k`, steps in doubt, a layer with hooks, autocast, and calls of the
     model outside ``generate`` (a loss, a loop of your own). ``model.get_output_embeddings().stats()`` counts their rows
-    by reason. Prompt look-up and an assistant model find the largest logits of all positions.
+    by reason. Prompt look-up and an assistant model find the largest logits of all positions. An adapter on the layer
+    (PEFT), a parametrization, a mask, a quantiser or another dtype take the full layer for as long as they last.
 
     Parameters
     ----------
@@ -317,16 +334,17 @@ def accelerate(
     -------
     Model
         The same object. It shares its weights; after training or a state dict changes rows, the next step codes these
-        again. PyTorch does not report writes through ``weight.data`` or in inference mode; a call of ``generate``
-        notices those that change most rows, as adapters do that are merged. After others, and after much training, call
-        :func:`undo` and accelerate again: the measurements of the build stay as they were. Call :func:`undo` before
-        ``resize_token_embeddings``, too.
+        again. PyTorch does not report writes through ``weight.data`` or in inference mode: each call of ``generate``
+        reads the layer once to notice them. A model without ``generate`` needs ``get_output_embeddings().notice()``
+        after such writes. After much training call :func:`undo` and accelerate again: the measurements of the build
+        stay as they were. So do after ``resize_token_embeddings``, which brings a layer of its own or leaves one whose
+        rows take the full layer.
 
     Raises
     ------
     TypeError, ValueError
         If the model has no output layer of its own, is accelerated already, reads no words, or lies on another device;
-        if `input_ids` are not words that it can read.
+        if the layer's weights are computed from others; if `input_ids` are not words that it can read.
 
     Warns
     -----
@@ -351,6 +369,9 @@ def accelerate(
     head = _output_layer(model)
     if isinstance(head, AcceleratedHead):
         raise ValueError("model: accelerated already; undo(model) first")
+    if is_computed(head):
+        raise TypeError("model: the weights of its output layer are computed from others, by a parametrization, a mask "
+                        "or a quantiser; expected parameters of their own")  # fmt: skip
     if input_ids is not None:
         _check_text(model, input_ids)
     elif not hasattr(model, "generate"):
@@ -386,8 +407,9 @@ def generate(model: Any, *arguments: Any, **options: Any) -> Any:
     head = model.get_output_embeddings()
     if not isinstance(head, AcceleratedHead):
         return type(model).generate(model, *arguments, **options)
-    head.notice()
     obstacle = head.obstacle()
+    if not obstacle:
+        head.notice()
     with writing(head, Need("full", obstacle) if obstacle else need_of(model, arguments, options)):
         return type(model).generate(model, *arguments, **options)
 
@@ -451,7 +473,7 @@ def undo(model: Model) -> Model:
     Raises
     ------
     ValueError
-        If the model is not accelerated.
+        If the model is not accelerated, or its layer has a parametrization or a mask.
 
     Examples
     --------
@@ -468,6 +490,8 @@ def undo(model: Model) -> Model:
     head = _output_layer(model)
     if not isinstance(head, AcceleratedHead):
         raise ValueError("model: not accelerated, so there is nothing to undo")
+    if not all(hasattr(head.head, name) for name in ("weight", "bias")):
+        raise ValueError("model: its output layer has a parametrization or a mask; remove it first")
     _settable(model).set_output_embeddings(head.head)
     for name, own in (("generate", generate), (_PROCESSORS, processors_of)):
         if getattr(model.__dict__.get(name), "func", None) is own:
@@ -520,28 +544,14 @@ def rescore(model: nn.Module, sequences: Tensor, start: int, *, eos_token_id: in
         raise ValueError(
             f"start={start}: expected 1 to {sequences.shape[-1] - 1}, for sequences {list(sequences.shape)}"
         )
-    replacement = _output_layer(model)
-    head = replacement.head if isinstance(replacement, AcceleratedHead) else replacement
     written = sequences[:, start:]
-    _settable(model).set_output_embeddings(head)
-    try:
+    with writing(_output_layer(model), Need("full", "rescore")):
         logits: Tensor = _settable(model)(sequences[:, :-1]).logits[:, start - 1 :].double()
-    finally:
-        _settable(model).set_output_embeddings(replacement)
     found = logits.log_softmax(-1).gather(-1, written[..., None])[..., 0]
     if eos_token_id is not None:
         ended = (written == eos_token_id).long()
         found = found.masked_fill((ended.cumsum(1) - ended) > 0, 0.0)
     return found.sum(1)
-
-
-def _state_of(head: nn.Linear) -> list[tuple[int, int]]:
-    """Return addresses and versions of the layer's numbers, which change when code replaces or writes them.
-
-    torch has no public name for the version of a tensor.
-    """
-    parts = [head.weight] if head.bias is None else [head.weight, head.bias]
-    return [(part.data_ptr(), -1 if part.is_inference() else part._version) for part in parts]
 
 
 def _in_order(found: TopK, states: Tensor, largest_norm: float) -> npt.NDArray[np.bool_]:
@@ -552,13 +562,6 @@ def _in_order(found: TopK, states: Tensor, largest_norm: float) -> npt.NDArray[n
     low, high = (values - doubt).to(states.dtype), (values + doubt).to(states.dtype)
     right: npt.NDArray[np.bool_] = ((low[:, :-1] > high[:, 1:]) | (low[:, 1:] == high[:, :-1])).all(1).numpy()
     return right
-
-
-def _sample_of(head: nn.Linear) -> list[bytes]:
-    """Return some of the layer's numbers, which tell of writes that have no version."""
-    parts = [head.weight] if head.bias is None else [head.weight, head.bias]
-    some = (part.detach()[:: -(-len(part) // _SAMPLED)].contiguous().view(torch.uint8) for part in parts)
-    return [each.cpu().numpy().tobytes() for each in some]
 
 
 def _check_text(model: Any, input_ids: Tensor) -> None:
@@ -591,6 +594,7 @@ def _output_layer(model: nn.Module) -> Any:
     if not hasattr(model, "get_output_embeddings") or not hasattr(model, "set_output_embeddings"):
         raise TypeError(f"model: expected a causal language model of transformers, got {type(model).__name__}")
     head = _settable(model).get_output_embeddings()
-    if not isinstance(head, nn.Linear | AcceleratedHead):
-        raise TypeError(f"model: its output layer is {type(head).__name__}; expected a torch.nn.Linear")
+    if not isinstance(head, nn.Linear):
+        kind = f"{type(head).__module__}.{type(head).__qualname__}"
+        raise TypeError(f"model: its output layer is {kind}; expected a torch.nn.Linear. Merge adapters into it first")
     return head
