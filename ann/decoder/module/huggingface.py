@@ -337,8 +337,7 @@ def accelerate(
         again. PyTorch does not report writes through ``weight.data`` or in inference mode: each call of ``generate``
         reads the layer once to notice them. A model without ``generate`` needs ``get_output_embeddings().notice()``
         after such writes. After much training call :func:`undo` and accelerate again: the measurements of the build
-        stay as they were. So do after ``resize_token_embeddings``, which brings a layer of its own or leaves one whose
-        rows take the full layer.
+        stay as they were. Do so after ``resize_token_embeddings``, too, whose layer is taken in full.
 
     Raises
     ------

@@ -14,10 +14,8 @@ _OF_ALL_MODULES = vars(torch.nn.modules.module)
 
 
 def state_of(head: nn.Linear) -> list[tuple[int, int]]:
-    """Return addresses and versions of the layer's numbers, which change when code replaces or writes most of them.
-
-    torch has no public name for the version of a tensor.
-    """
+    """Return addresses and versions of the layer's numbers, which change when code replaces or writes most of them."""
+    # torch has no public name for the version of a tensor.
     return [(part.data_ptr(), -1 if part.is_inference() else part._version) for part in _parts(head)]
 
 
