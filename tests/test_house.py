@@ -39,6 +39,7 @@ WITH_TORCH = (
     "proof",
     "sampling",
     "steps",
+    "watch",
 )  # of the decoder
 # Third parties that a package must not import, and the files in it that may, being about nothing else.
 BANNED: dict[str, dict[str, tuple[str, ...]]] = {
