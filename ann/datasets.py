@@ -71,12 +71,7 @@ class ZoomDatasetIndex(BaseIndex):
 
 
 def add_zoom_index(
-    dataset: Dataset,
-    column: str,
-    *,
-    path: str | os.PathLike[str],
-    index_name: str | None = None,
-    **options: Any,
+    dataset: Dataset, column: str, *, path: str | os.PathLike[str], index_name: str | None = None, **options: Any
 ) -> ZoomDatasetIndex:
     """Build an index of a column of vectors and attach it to the data set.
 

@@ -147,12 +147,7 @@ class ShardedIndex(Closing):
 
     @classmethod
     def open(
-        cls,
-        path: str | PathLike[str],
-        *,
-        writable: bool = False,
-        patience: float = 20.0,
-        backup: str | None = None,
+        cls, path: str | PathLike[str], *, writable: bool = False, patience: float = 20.0, backup: str | None = None
     ) -> Self:
         """Open an index: find its shards on the nodes of the Ray cluster, and start an actor for each.
 

@@ -15,6 +15,7 @@ from memhier.ann.zoom.storage.catalog import KIND, Description
 from memhier.benchmarks.exact import exact_neighbours, recall_at_k
 from memhier.benchmarks.workloads.search.recall import main
 from memhier.benchmarks.workloads.search.sets import make_labelled, make_set
+from memhier.errors import RecallWarning
 from memhier.store.store import Store
 
 TOLERANCE = 0.02  # of a mean over a thousand queries, calibrated on an eighth of a few thousand vectors
@@ -396,3 +397,91 @@ def test_vectors_added_like_those_of_the_build_cost_no_more(tmp_path):
         calibration = Description.decode(store.get("index"), store.path).calibration
     assert calibration.changes == 800
     assert calibration.effort(10, 0.95)[0] == replace(calibration, changes=0).effort(10, 0.95)[0]
+
+
+def drifting(metric="l2", dtype="float32"):
+    """Return 4,000 vectors in clusters, 200 that drift away from one of these, and queries by where they lie."""
+    random = np.random.default_rng(0)
+    centres = 3 * random.normal(size=(60, 48))
+    points = centres[random.integers(0, 60, 4000)] + random.normal(size=(4000, 48))
+    away = random.normal(size=48)
+    away *= (30 if metric == "cosine" else 20) / np.linalg.norm(away)
+    late = centres[0] + np.linspace(0, 1, 200)[:, None] * away + random.normal(size=(200, 48))
+    scale, shift = (4, 128) if dtype == "uint8" else (1, 0)
+    asked = {
+        "newest": late[-20:] + 0.3 * random.normal(size=(20, 48)),
+        "middle": late[90:110] + 0.3 * random.normal(size=(20, 48)),
+        "usual": centres[random.integers(0, 60, 200)] + random.normal(size=(200, 48)),
+    }
+    sets = [points, late, *asked.values()]
+    base, late, *asked_sets = (np.clip(scale * each + shift, *((0, 255) if shift else (-99, 99))) for each in sets)
+    queries = dict(zip(asked, (each.astype(np.float32) for each in asked_sets), strict=True))
+    return base.astype(dtype), late.astype(dtype), queries
+
+
+def index_of_drift(path, base, late, step=10, **options):
+    price = np.random.default_rng(1).random(len(base) + len(late))
+    early = {"price": price[: len(base)]}
+    with ZoomIndex.build(path, base, dram=430_000, grow_to=4200, attributes=early, **options) as index:
+        for start in range(0, len(late), step):
+            part = slice(start, start + step)
+            index.add(late[part], attributes={"price": price[len(base) :][part]})
+            index.commit(compact=False)
+    return price
+
+
+@tight
+@pytest.mark.parametrize(("metric", "dtype"), [("l2", "float32"), ("l2", "uint8"), ("cosine", "float32")])
+def test_queries_near_vectors_that_drifted_away_find_the_recall_declared(tmp_path, metric, dtype):
+    base, late, queries = drifting(metric, dtype)
+    index_of_drift(tmp_path / "index", base, late, metric=metric)
+    every = np.concatenate([base, late]).astype(np.float32)
+    with ZoomIndex.open(tmp_path / "index") as index:
+        for k, recall in itertools.product((1, 10), (0.9, 0.99)):
+            for name, some in queries.items():
+                found = index.search(some, k, recall=recall)
+                near = exact_neighbours(every, some, k, metric)[1]
+                assert recall_at_k(found.distances, near) >= recall - (TOLERANCE if name == "usual" else 0), name
+                assert name == "usual" or found.stats["escalated"] == "exact"
+        usual = [index.search(query, 10, recall=0.9).stats["escalated"] for query in queries["usual"]]
+        assert usual.count("no") >= 198
+
+
+@tight
+def test_queries_of_one_batch_find_near_drifting_vectors_as_each_alone(tmp_path):
+    base, late, queries = drifting()
+    price = index_of_drift(tmp_path / "index", base, late)
+    every, some = np.concatenate([base, late]), np.concatenate([each[:8] for each in queries.values()])
+    left, radii = every[price < 0.5], np.full(24, 250, np.float32)
+    with ZoomIndex.open(tmp_path / "index") as index:
+        for options in ({}, {"where": "price < 0.5"}, {"where": ["price < 0.5", None] * 12}, {"radius": 250}):
+            found = index.search(some, 10, recall=0.9, **options)
+            for number, query in enumerate(some):
+                where = options.get("where")
+                own = options | ({"where": where[number]} if isinstance(where, list) else {})
+                alone = index.search(query, 10, recall=0.9, **own)
+                np.testing.assert_array_equal(alone.ids, found.ids[number])
+                np.testing.assert_array_equal(alone.distances, found.distances[number])
+        far = slice(0, 16)
+        near = exact_neighbours(left, some[far], 10)[1]
+        assert recall_at_k(index.search(some[far], 10, recall=0.9, where="price < 0.5").distances, near) >= 0.9
+        away = exact_neighbours(every, some, len(every))[1] <= radii[:, None]
+        assert len(index.range_search(some[far], 250, recall=0.9).ids) >= 0.9 * away[far].sum()
+        first = next(index.search_iter(some[0], 10, recall=0.9))
+        np.testing.assert_array_equal(first.ids, index.search(some[0], 10, recall=0.9).ids)
+        account = index.explain(some[0], 10, recall=0.9)
+        assert account.last_eps > account.eps
+        assert not account.calibrated
+
+
+@tight
+def test_each_vector_that_drifted_away_counts_where_it_is_committed_alone(tmp_path):
+    base, late, queries = drifting()
+    index_of_drift(tmp_path / "index", base, late[170:], step=1)
+    near = exact_neighbours(np.concatenate([base, late[170:]]), queries["newest"], 10)[1]
+    with ZoomIndex.open(tmp_path / "index", writable=True) as index:
+        index.tune(queries["usual"])
+        assert recall_at_k(index.search(queries["newest"], 10, recall=0.9).distances, near) >= 0.9
+        with pytest.warns(RecallWarning, match="max_reads"):
+            limited = index.search(queries["newest"], 10, recall=0.9, max_reads=40)
+        assert limited.stats["recall"] == 0

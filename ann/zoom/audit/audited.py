@@ -100,11 +100,7 @@ class AuditedVectors:
         return Calibration(0, efforts, {}).to_json()["efforts"]
 
     def tune(
-        self,
-        state: IndexSnapshot,
-        queries: Sequence[Floats],
-        note: Callable[[Any], None],
-        stopped: Callable[[], bool],
+        self, state: IndexSnapshot, queries: Sequence[Floats], note: Callable[[Any], None], stopped: Callable[[], bool]
     ) -> bool:
         """Learn efforts from queries, and give them to the index unless it has others by then; return whether it did.
 
@@ -120,7 +116,8 @@ class AuditedVectors:
             changes = now.calibration.changes - before.changes
             strange = max(0.0, now.calibration.strange - before.strange)
             # A later rebuild may undo it, as the audit will find out.
-            tuned = replace(now, calibration=replace(measured, changes=changes, strange=strange, tuned=before.tuned))
+            measured = replace(measured, changes=changes, strange=strange, strays=now.calibration.strays)
+            tuned = replace(now, calibration=replace(measured, tuned=before.tuned))
             note(tuned.calibration.efforts)
             if self._writer is not None:
                 self._writer.keep_tuning(tuned)

@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from memhier.ann.zoom.calibration.added import FAR_SHARE, excess_beyond, lengths_of_residuals, one_way_error
 from memhier.ann.zoom.calibration.needs import EPS, Needs, lists_of, measure_needs
+from memhier.ann.zoom.calibration.strays import Strays
 from memhier.ann.zoom.calibration.truth import NeighbourTruth
 from memhier.ann.zoom.pauses import pause
 from memhier.ann.zoom.preview.preview import Effort, Preview
@@ -102,6 +103,8 @@ class Calibration:
         The distance to their centroids beyond which few of the vectors measured lie; None if that is not known.
     strange
         How many of those added since lie beyond it, more than usual.
+    strays
+        Those added since far from their centroids; None where that is not known.
     """
 
     queries: int
@@ -117,6 +120,7 @@ class Calibration:
     strayed: float = 0.0
     far: float | None = None
     strange: float = 0.0
+    strays: Strays | None = None
 
     @property
     def worn(self) -> bool:
@@ -165,7 +169,8 @@ class Calibration:
         more = 0.0 if self.one_way is None else one_way_error(some, preview) - self.one_way
         beyond = 0.0 if self.far is None else excess_beyond(self.far, lengths_of_residuals(some, preview), count)
         strayed = max(self.strayed, more) if more > _CHANCE else self.strayed
-        return replace(self, strayed=strayed, strange=max(0.0, self.strange + beyond))
+        strays = None if self.strays is None else self.strays.written(some, preview)
+        return replace(self, strayed=strayed, strange=max(0.0, self.strange + beyond), strays=strays)
 
     @property
     def _wider(self) -> float:
@@ -294,6 +299,7 @@ class Calibration:
         steps = {"efforts": _plain(self.efforts)} | ({"tried": _plain(self.tried)} if self.tried else {})
         rest = {name: value for name in ("clear", "strayed", "strange") if (value := getattr(self, name))}
         rest |= {name: value for name in ("one_way", "far") if (value := getattr(self, name)) is not None}
+        rest |= {} if self.strays is None else {"strays": self.strays.to_json()}
         return about | steps | {"reached": self.reached} | rest
 
     @classmethod
@@ -305,6 +311,7 @@ class Calibration:
         efforts, tried = (_of_plain(values.get(name, {})) for name in ("efforts", "tried"))
         clear = {int(k): [(recall, far) for recall, far in every] for k, every in values.get("clear", {}).items()}
         about |= {name: values[name] for name in ("one_way", "strayed", "far", "strange") if name in values}
+        about |= {"strays": Strays.from_json(values["strays"])} if "strays" in values else {}
         return cls(efforts=efforts, tried=tried, reached=reached, alone=alone, clear=clear, **about)
 
 
@@ -356,14 +363,16 @@ def calibrate(preview: Preview, parts: Parts, truth: NeighbourTruth, row_bytes: 
         some = 10 if preview.coding == "pq" else None
         efforts, reached = {1: [(1.0, Effort(preview.lists, eps=float(EPS[-1]), candidates=some), 1.0)]}, {1: 1.0}
     vectors = sum(part.rows for part in parts)
-    one_way = far = None
+    one_way = far = strays = None
     if (truth.own >= 0).all():
         turned = preview.turn(truth.queries)
         one_way = one_way_error(turned, preview)
         far = float(np.quantile(lengths_of_residuals(turned, preview), 1 - FAR_SHARE))
+        strays = Strays.none(turned, preview)
     return Calibration(
-        len(truth.queries), efforts, reached, sorted(alone.items()), vectors, clear=clear, one_way=one_way, far=far
-    )
+        len(truth.queries), efforts, reached, sorted(alone.items()), vectors, clear=clear, one_way=one_way, far=far,
+        strays=strays,
+    )  # fmt: skip
 
 
 class _Measure:

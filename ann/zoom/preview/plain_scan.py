@@ -46,6 +46,7 @@ class PlainScan:
         self._positions = self._ids = np.empty(0, np.int64)
         self._estimates = self._margins = np.empty(0, np.float32)
         self._probed, self._open, self._first, self._widest = 0, True, 0.0, 0.0
+        self._squared, self._nearest, self._away = 0.0, -1, np.inf
 
     def ahead(self, probes: Ints) -> int:
         """Return how many of the next lists are scanned if none of them brings nearer rows; none ends the scan."""
@@ -69,6 +70,8 @@ class PlainScan:
                 self._open = not self._ends_at(number)
                 if self._open:
                     self._probed += 1
+                    if self._inner is None and self._squared < self._away:
+                        self._nearest, self._away = number, self._squared
                     for place, (part, rows) in enumerate(zip(parts, wanted, strict=True)):
                         self._look(number, part, place, rows)
 
@@ -87,7 +90,8 @@ class PlainScan:
         found.estimates[number, : len(kept)] = self._estimates[kept]
         found.counts[number] = len(kept)
         found.thresholds[number] = threshold
-        found.tally[number] = self._probed, len(self._positions), len(order) > len(kept), self._open
+        tally = self._probed, len(self._positions), len(order) > len(kept), self._open, self._nearest, self._away
+        found.tally[number] = tally
 
     def _ends_at(self, number: int) -> bool:
         """Return whether a list ends the scan."""
@@ -95,7 +99,7 @@ class PlainScan:
         kth = min(_kth(self._estimates, limits.k), self._most)
         if self._inner is None:
             residual = self._query - centroid
-            squared = float(residual @ residual)
+            self._squared = squared = float(residual @ residual)
             self._first = squared if self._probed == 0 else self._first
             away, unit = squared - self._first, abs(kth)
         else:

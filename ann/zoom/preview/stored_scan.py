@@ -14,14 +14,7 @@ import numpy.typing as npt
 
 from memhier.ann.zoom.preview.blocks import BLOCK_ROWS
 from memhier.ann.zoom.preview.code_waves import CodeWaves
-from memhier.ann.zoom.preview.scan_arguments import (
-    Candidates,
-    CodedPart,
-    CodeLists,
-    ScanLimits,
-    ScanQueries,
-    WavePart,
-)
+from memhier.ann.zoom.preview.scan_arguments import Candidates, CodedPart, CodeLists, ScanLimits, ScanQueries, WavePart
 from memhier.ann.zoom.preview.stored_codes import StoredCodes
 from memhier.io.read_arguments import READ_TALLY, Tallies
 from memhier.shield import check_interrupt

@@ -30,13 +30,7 @@ from memhier.ann.zoom.preview.clusters import LONGEST
 from memhier.ann.zoom.preview.codes import CodeBook
 from memhier.ann.zoom.preview.scan_arguments import positions_of, split_positions
 from memhier.ann.zoom.renewal.beside import Renewals
-from memhier.ann.zoom.renewal.changes import (
-    waiting_bytes,
-    whole_bytes,
-    with_values,
-    write_changes,
-    write_later_changes,
-)
+from memhier.ann.zoom.renewal.changes import waiting_bytes, whole_bytes, with_values, write_changes, write_later_changes
 from memhier.ann.zoom.renewal.documents import ChangedDocuments
 from memhier.ann.zoom.renewal.kept import Kept, rows_lacking, values_kept
 from memhier.ann.zoom.renewal.kept_vectors import KeptVectors

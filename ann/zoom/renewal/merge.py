@@ -87,12 +87,7 @@ class _Chunk:
 
 
 def merge_parts(
-    parts: Sequence[IndexPart],
-    preview: Preview,
-    reader: Reader,
-    writer: RowWriter,
-    work_bytes: int,
-    with_rows: bool,
+    parts: Sequence[IndexPart], preview: Preview, reader: Reader, writer: RowWriter, work_bytes: int, with_rows: bool
 ) -> Merged:
     """Write the vectors of `parts` that are alive, and return their codes and ids.
 

@@ -64,7 +64,8 @@ def measure(state: IndexSnapshot, reader: Reader, queries: Floats | None, seed: 
     found = calibrate_kinds(state.preview, state.findable.coded, truth, state.row_bytes)
     if queries is None:
         return found
-    found = replace(found, one_way=state.calibration.one_way, far=state.calibration.far)  # of vectors, not of queries
+    of_vectors = {name: getattr(state.calibration, name) for name in ("one_way", "far", "strays")}
+    found = replace(found, **of_vectors)
     if state.preview.coding == "pq":
         return found
     return try_efforts(state, reader, found, truth, queries)

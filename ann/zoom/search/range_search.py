@@ -116,7 +116,8 @@ def all_nearest(
         away = np.concatenate([more.distances, found.distances[query, alone]])
         order = np.lexsort((ids, away))[:k]
         found.ids[query], found.distances[query] = ids[order], away[order]
-        found.scanned[query] = more.tally["probed"], more.tally["scanned"], 0, found.scanned["open"][query]
+        for name, value in (("probed", more.tally["probed"]), ("scanned", more.tally["scanned"]), ("cut_short", 0)):
+            found.scanned[name][query] = value
         _add(found.ranked, query, more.tally)
         found.ranked["rounds"][query] += 1
     return found
@@ -173,10 +174,8 @@ class _Scan:
         """Return the vectors found for each query."""
         results = []
         for ids, near, tally in zip(self._ids, self._near, self._tally, strict=True):
-            names, away = (
-                np.concatenate([np.empty(0, np.int64), *ids]),
-                np.concatenate([np.empty(0, np.float32), *near]),
-            )
+            names = np.concatenate([np.empty(0, np.int64), *ids])
+            away = np.concatenate([np.empty(0, np.float32), *near])
             order = np.lexsort((names, away))
             results.append(Within(names[order], away[order], tally))
         return results

@@ -247,6 +247,21 @@ class Search:
             self.complete(state, queries, effort, limits, radius, found)
         return found
 
+    def near_strays(self, queries: Floats, scanned: Tallies | None = None) -> npt.NDArray[np.bool_] | None:
+        """Return which queries ``[q, d]`` lie where vectors far from their centroids may; None if none.
+
+        `scanned` are their tallies, where they were searched for.
+        """
+        snapshot, preview = self.snapshot, self.snapshot.preview
+        if (strays := snapshot.calibration.strays) is None or not strays.lists:
+            return None
+        some = list(range(len(queries))) if scanned is None else strays.perhaps_near(scanned, preview)
+        if not some:
+            return None
+        far = np.zeros(len(queries), np.bool_)
+        far[some] = strays.near(preview.turn(snapshot.space.queries(queries[some])), preview)
+        return far if far.any() else None
+
     def compiled(self, effort: Effort) -> Any:
         """Return the state that one call of the native core searches with an effort; None where it takes steps."""
         if effort.candidates is not None or self.trace is not None or self.reader.compiled is None:

@@ -133,11 +133,7 @@ class Searcher:
             return explain(*self._search(query[None], options, trace=trace), query[None], trace)
 
     def _search(
-        self,
-        queries: Floats,
-        options: SearchOptions,
-        chosen: Chosen | None = None,
-        trace: Trace | None = None,
+        self, queries: Floats, options: SearchOptions, chosen: Chosen | None = None, trace: Trace | None = None
     ) -> tuple[Search, Plan, SearchResult]:
         state, radius = self.state, check_radius(options.radius, len(queries))
         selection = Selection.of(state, options.where, options.allow, options.deny)
@@ -167,10 +163,13 @@ class Searcher:
         """Return the result of a search that has found the nearest of each query."""
         search, plan, queries, k = planned.search, planned.plan, planned.queries, planned.k
         options, limits, radius, state = planned.options, planned.limits, planned.radius, planned.search.snapshot
-        cut = found.cut_short
-        if limits is NO_LIMITS and plan.escalation == "exact":
-            found = all_nearest(search, queries, found, radius=radius)
-        elif limits is NO_LIMITS and any(cut.tolist()) and state.preview.coding == "rabitq":
+        cut, far, unlimited, exact = found.cut_short, None, limits is NO_LIMITS, plan.escalation == "exact"
+        if promises := options.nprobe is None and options.candidates is None:
+            far = None if exact else search.near_strays(queries, found.scanned)
+        if unlimited and (exact or far is not None):
+            plan = replace(plan, escalation="exact")
+            found = all_nearest(search, queries, found, rows=far, radius=radius)
+        if unlimited and not exact and any(cut.tolist()) and state.preview.coding == "rabitq":
             found = all_nearest(search, queries, found, plan.effort, cut, radius)
         ids, distances = found.ids, found.distances
         if k < options.k:
@@ -181,14 +180,14 @@ class Searcher:
             names = search.sightings.named(ids, search.tally)
         with_fields = ids if chosen is None else np.where([chosen(each) for each in names], ids, -1)
         columns, payload = _payload(search, with_fields, planned.wanted)
-        stats = _stats(found, search.tally) | {"calibrated": plan.calibrated, "escalated": plan.escalation}
-        stats |= payload
-        if options.nprobe is None and options.candidates is None:
-            if limits is NO_LIMITS:
+        known = plan.calibrated and far is None
+        stats = _stats(found, search.tally) | {"calibrated": known, "escalated": plan.escalation} | payload
+        if promises:
+            if unlimited:
                 stats["recall"] = self._kept(plan, options)
             else:
-                best = plan.kept
-                if plan.escalation == "exact" or cut.any():  # a limit leaves no time to make the search exact
+                best = plan.kept if far is None else float(plan.kept * np.mean(~far))
+                if exact or cut.any():  # a limit leaves no time to make the search exact
                     best = min(best, state.calibration.reached_at(k))
                 within = 0.0 if limits.deadline < np.inf else state.calibration.within(k, limits.max_reads)
                 stats["recall"] = self._kept_within(best, within, options, stats, limits)
@@ -209,7 +208,12 @@ class Searcher:
             recall = TARGET if options.recall is None else float(options.recall)
             effort, calibrated = range_effort(state.calibration, state.preview.lists, recall)
             found = search_range(search, queries, radii, effort)
-            return _range_result(found, search, wanted, calibrated and not options.filtered)
+            if (far := search.near_strays(queries)) is not None:
+                exact, _ = range_effort(state.calibration, state.preview.lists, 1.0)
+                chosen = np.flatnonzero(far)
+                more = search_range(search, queries[chosen], radii[chosen], exact)
+                found = [more.pop(0) if is_far else each for each, is_far in zip(found, far.tolist(), strict=True)]
+            return _range_result(found, search, wanted, calibrated and not options.filtered and far is None)
 
     def fetch(self, ids: object, fields: bool | Sequence[str] | None) -> Columns:
         """Return the fields of ids; see :meth:`memhier.ann.ZoomIndex.fetch`."""

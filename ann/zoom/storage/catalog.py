@@ -57,6 +57,7 @@ _EFFORT = row(
 )  # fmt: skip
 _STEP = row(real(0, 1), _EFFORT, real(0))
 _BY_K = text(r"[1-9][0-9]{0,9}")
+_LIST = text(r"0|[1-9][0-9]{0,9}")
 _CHANGES = sequence(row(integer(1), optional(integer(1, 2**40))), 1)
 _PARTS = sequence(
     record(
@@ -76,10 +77,7 @@ COMMON_FIELDS = {
     "trained_on": integer(),
 }
 """Of the description of an index of either kind."""
-NAME_FIELDS = {
-    "id_kind": one_of("int64", "str"),
-    "documents": sequence(text(r"[\s\S]{1,200}"), most=NAMES_MOST),
-}
+NAME_FIELDS = {"id_kind": one_of("int64", "str"), "documents": sequence(text(r"[\s\S]{1,200}"), most=NAMES_MOST)}
 """Of the same, which early versions lack."""
 _CHECK = record(
     COMMON_FIELDS | {
@@ -105,6 +103,7 @@ _CHECK = record(
             "strayed": real(0),
             "far": real(0),
             "strange": real(0),
+            "strays": record({"rim": real(0), "lists": mapping(row(real(0), real(0), text(r"([0-9a-f]{2})*")), _LIST)}),
         }),
         "parts": _PARTS,
         "pending": _PARTS,

@@ -15,15 +15,7 @@ from memhier.rows.ranking import page_rows_of
 from memhier.rows.rows import rows_per_page
 from memhier.store.segments import SegmentWriter
 
-__all__ = [
-    "RowWriter",
-    "SortedRows",
-    "make_workspace",
-    "raw_rows",
-    "stored_bytes",
-    "vectors_of",
-    "workspace_bytes",
-]
+__all__ = ["RowWriter", "SortedRows", "make_workspace", "raw_rows", "stored_bytes", "vectors_of", "workspace_bytes"]
 
 _BUCKET_BYTES = 16 << 20  # twice as much is held while a bucket is written
 _BLOCK_BYTES = 1 << 20

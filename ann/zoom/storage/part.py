@@ -36,17 +36,7 @@ from memhier.rows.rows import rows_per_page
 from memhier.shield import when_gone
 from memhier.store.store import Store
 
-__all__ = [
-    "Findable",
-    "IndexPart",
-    "PartFiles",
-    "find_ids",
-    "findable",
-    "gather",
-    "held_bytes",
-    "ids_at",
-    "without",
-]
+__all__ = ["Findable", "IndexPart", "PartFiles", "find_ids", "findable", "gather", "held_bytes", "ids_at", "without"]
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 _SOUGHT_ROWS = 1 << 12

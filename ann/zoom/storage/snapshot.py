@@ -190,10 +190,7 @@ class IndexSnapshot:
     def arrays_in(self, store: Store, following: Store) -> dict[str, PartArrays | StoredArrays]:
         """Return the arrays of the parts that another commit has as well, by name; `store` has this one."""
         pairs = [
-            (
-                part,
-                zip(part.arrays.segments(store, part.name), part.arrays.segments(following, part.name), strict=True),
-            )
+            (part, zip(part.arrays.segments(store, part.name), part.arrays.segments(following, part.name), strict=True))
             for part in self.parts
         ]
         return {

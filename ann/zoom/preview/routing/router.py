@@ -21,11 +21,7 @@ from memhier.errors import CorruptionError
 __all__ = ["EXACT_LISTS", "WIDER", "Router", "router_bytes_per_list", "routing_cost", "walk_sight"]
 
 EXACT_LISTS = 12288
-_EVERY, _COMPARED_CHOSEN, _COMPARED = (
-    -2,
-    -1,
-    0,
-)  # ways to lists, beside the sight of a walk, as the native core has them
+_EVERY, _COMPARED_CHOSEN, _COMPARED = -2, -1, 0  # ways to lists beside the sight of a walk, as the native core has them
 WIDER = 4  # times as many lists, where those before do not suffice
 _FOUND_COST = 10  # of one more list that is found, in codes scanned
 # Of a walk, and of each list that it goes on from. For 64 lists it takes less in a batch from 16,384 lists on, alone

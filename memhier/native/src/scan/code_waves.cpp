@@ -84,7 +84,7 @@ class CodeWaves {
       const std::optional<Spread> spread = spread_of(q);
       scanner.go_on(query(q), progress_[q], spread ? &*spread : nullptr);
       for (std::int64_t i = 0; i < counts[q] && !progress_[q].closed; ++i)
-        scanner.scan(centroid(probes[i]), std::lower_bound(low, high, probes[i]) - low, radius(probes[i]));
+        scanner.scan(centroid(probes[i]), std::lower_bound(low, high, probes[i]) - low, radius(probes[i]), probes[i]);
       done_[q] += static_cast<std::size_t>(counts[q]);
     }
   }

@@ -43,7 +43,7 @@ void scan_lists(Scanner& scanner, const Progress& progress, const CodeLists& lis
     const std::int64_t list = at(i), next = i + 2 < count ? at(i + 2) : -1;
     if (list < 0) continue;
     if (next >= 0) scanner.prefetch(centroid_of(next), next);
-    scanner.scan(centroid_of(list), list, lists.radii[static_cast<std::size_t>(list)]);
+    scanner.scan(centroid_of(list), list, lists.radii[static_cast<std::size_t>(list)], list);
     scanner.prefetch_rest();
   }
 }
@@ -127,10 +127,17 @@ struct WavePart {
 
 // SCAN_TALLY of memhier.ann.zoom.preview.code_scan, for each query.
 struct ScanTally {
-  std::int64_t probed, scanned, cut_short, open;
+  std::int64_t probed, scanned, cut_short, open, nearest;
+  double away;
+
+  static ScanTally of(const Progress& progress, std::int64_t scanned) {
+    const Reach& reach = progress.reach;
+    const std::int64_t cut_short = progress.admitted.truncated() ? 1 : 0, open = progress.closed ? 0 : 1;
+    return {reach.probed, scanned, cut_short, open, reach.nearest, reach.away};
+  }
 };
-static_assert(sizeof(ScanTally) == 32 && offsetof(ScanTally, scanned) == 8 && offsetof(ScanTally, cut_short) == 16 &&
-              offsetof(ScanTally, open) == 24);
+static_assert(sizeof(ScanTally) == 48 && offsetof(ScanTally, scanned) == 8 && offsetof(ScanTally, cut_short) == 16 &&
+              offsetof(ScanTally, open) == 24 && offsetof(ScanTally, nearest) == 32 && offsetof(ScanTally, away) == 40);
 
 // The candidates of each query, [q, limit] in ascending order of the lower bound, with their ids where they are known;
 // and [q]: how many they are, the threshold they passed, and the work done.
@@ -161,8 +168,7 @@ struct ScanResult {
       estimates[q * limit + i] = items[i].estimate;
     }
     counts[q] = static_cast<std::int64_t>(items.size());
-    tally[q] = {progress.reach.probed, progress.scanned, progress.admitted.truncated() ? 1 : 0,
-                progress.closed ? 0 : 1};
+    tally[q] = ScanTally::of(progress, progress.scanned);
   }
 };
 

@@ -240,6 +240,8 @@ struct Reach {
   std::int64_t probed = 0;
   float first = 0;   // squared distance of the first
   float widest = 0;  // greatest radius
+  std::int64_t nearest = -1;
+  float away = kInfinity;  // squared distance of the nearest
 };
 
 // How far the scan of a query has come.
@@ -293,13 +295,18 @@ class Scanner {
     query_.assign(residual_.data(), largest);
   }
 
-  // Scans a list, unless none of its rows may be found, or it ends the search.
-  void scan(const std::uint16_t* centroid, std::int64_t list, float radius) {
+  // Scans a list, unless none of its rows may be found, or it ends the search; it has this number among all lists.
+  void scan(const std::uint16_t* centroid, std::int64_t list, float radius, std::int64_t number) {
     const auto holds = [list](const Part& part) { return part.first_wanted(list) < part.stops[list]; };
     if (std::none_of(parts_.begin(), parts_.end(), holds)) return;
     Terms terms{};
     if (!(inner_ == nullptr ? near_enough(centroid, terms) : large_enough(centroid, radius, terms))) return;
-    ++now_->reach.probed;
+    Reach& reach = now_->reach;
+    ++reach.probed;
+    if (inner_ == nullptr && terms.squared < reach.away) {
+      reach.nearest = number;
+      reach.away = terms.squared;
+    }
     terms.scale = query_.scale();
     terms.offset = query_.offset();
     terms.unit = book_.unit;

@@ -47,7 +47,7 @@ std::optional<Fault> CandidateSearch::run(const float* queries, std::size_t coun
         scanned += progress.scanned;
       }
       const std::size_t query = first + q;
-      tally[query] = {progress.reach.probed, scanned, progress.admitted.truncated() ? 1 : 0, progress.closed ? 0 : 1};
+      tally[query] = ScanTally::of(progress, scanned);
       take(scans[q], queries + query * dimension, radius == nullptr ? nullptr : radius + query, admitted + query,
            found);
     }

@@ -125,7 +125,7 @@ void ListWaves::scan(std::span<QueryScan> queries, ListRouter& lists) {
     for (std::size_t i = 0; i < query.count && !query.progress->closed; ++i) {
       const std::int64_t list = lists.at(query.which, query.done + i);
       const auto place = std::lower_bound(chosen_.begin(), chosen_.end(), list) - chosen_.begin();
-      scanner_.scan(centroid(list), place, radius(list));
+      scanner_.scan(centroid(list), place, radius(list), list);
     }
     query.done += query.count;
   }
