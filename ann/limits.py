@@ -44,7 +44,7 @@ class RecallWarnings:
     def warn_of_limits(self, recall: float, kept: float, early: int, queries: int, limits: ReadLimits) -> None:
         """Warn that limits keep `kept` in place of `recall`, as they ended `early` of the queries."""
         limit = f"max_reads={limits.max_reads}" if limits.deadline == NO_LIMITS.deadline else "deadline_ms="
-        cause = f"ended {early} of {max(1, queries)} queries early" if early else "leaves no reads to make the search exact"
+        cause = f"ended {early} of {max(1, queries)} queries early" if early else "leaves no reads to be exact"
         had = f"about {kept:.2g}" if kept > 0.005 else "less than 0.5"
         self.warn(
             "limits", f"recall={recall:g} is not kept: {limit} {cause}, "
