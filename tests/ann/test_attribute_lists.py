@@ -243,6 +243,19 @@ def test_parts_are_joined(parts, tmp_path):
                     assert unpack(joined.bitmap(text), len(order)).tolist() == expected(placed, fits)
 
 
+def test_texts_that_no_row_has_any_more_leave_the_others_to_filters(tmp_path):
+    tags = [[f"only {row}", f"of {row % 3}"] for row in range(300)]
+    vectors = np.random.default_rng(0).normal(size=(300, 4)).astype("float32")
+    with ZoomIndex.build(tmp_path / "index", vectors, attributes={"tags": tags}, dram="2MiB", grow_to=600) as index:
+        index.update(range(100), attributes={"tags": [["new", "of 1"]] * 100})
+        index.remove(range(150, 299))
+        index.compact()
+        held = {row: ["new", "of 1"] if row < 100 else tags[row] for row in [*range(150), 299]}
+        for tag in ("new", "of 0", "of 1", "of 2", "only 3", "only 120", "only 299"):
+            found = [row for block in index.ids(f"tags contains '{tag}'") for row in block.tolist()]
+            assert sorted(found) == [row for row, items in held.items() if tag in items]
+
+
 def test_a_filter_on_lists_holds_no_column(parts, monkeypatch):
     count = 100_000
     column = [[f"w{row % 5000}", "all"] + ["more"] * (row % 7) for row in range(count)]

@@ -409,6 +409,20 @@ def test_fields_are_named(tmp_path):
         index.search(query, 2, fields=["title"])
 
 
+def test_vectors_of_negative_ids_have_fields(tmp_path):
+    ids = [*range(-400, -100)]
+    with build(tmp_path, ids=ids, documents={"title": [str(i) for i in ids]}, attributes={"number": ids}) as index:
+        index.add(make(1, seed=3), ids=[-2], attributes={"number": [-2]}, documents={"title": ["-2"]})
+        query = make(1)[0]
+        for found in (
+            index.search(query, 20, fields=True), index.range_search(query, 1e9, fields=True),
+            *index.search_iter(query, 20, fields=True), index.search(query, 400, where="number < 0", fields=True),
+        ):  # fmt: skip
+            real = found.ids != -1
+            assert found.fields["number"][real].tolist() == found.ids[real].tolist()
+            assert found.fields["title"][real].tolist() == [str(i) for i in found.ids[real].tolist()]
+
+
 def test_attributes_of_every_type_come_back(tmp_path):
     count = 120
     days = np.arange(count).astype("M8[D]")

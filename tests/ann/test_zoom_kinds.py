@@ -186,6 +186,7 @@ def test_a_filter_of_moments_says_what_it_wants(tmp_path):
 def test_text_of_moments():
     assert moment_of_text("1970-01-01T00:00:00.000001000") == 1
     assert moment_of_text("2024-01-01T00:00:00Z") == moment_of_text("2023-12-31T19:00:00-05:00")
+    assert moment_of_text("0001-01-01T00:00:00+05:00") == moment_of_text("0001-01-01") - 5 * 3_600_000_000
 
 
 @pytest.mark.parametrize("name", ["null", "and", "NOT", "True", "between", "in", "is", "or", "false"])

@@ -192,8 +192,8 @@ def write_column(
     kind: ItemType,
     column: Column,
     blocks: Callable[[], Iterable[Ints]],
-) -> None:
-    """Write rows of a column into a segment, block by block.
+) -> Column:
+    """Write rows of a column into a segment, block by block; return the column with the ranks of text as written.
 
     Parameters
     ----------
@@ -219,6 +219,7 @@ def write_column(
         count += len(rows)
     if bits:
         segment.append(joined_bits(bits, count))
+    return column
 
 
 def joined_bits(bits: Iterable[tuple[int, Words]], count: int) -> Words:

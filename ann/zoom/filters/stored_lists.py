@@ -224,13 +224,13 @@ def write_lists(
     def items() -> Iterator[Ints]:
         return (some for rows in blocks() for some, _ in item_rows(column.bounds(rows), step))
 
-    write_column(tx, segment_name + ITEMS, name, kind, column.items, items)
+    written = write_column(tx, segment_name + ITEMS, name, kind, column.items, items)
 
     def pairs() -> Iterator[tuple[Ints, Any]]:
         first = 0
         for rows in blocks():
             for some, of in item_rows(column.bounds(rows), posted):
-                values = converted(name, column.items.read(some), kind, of).values
+                values = converted(name, written.read(some), kind, of).values
                 yield first + of, values.astype(np.float64 if kind == "float64" else np.int64)
             first += len(rows)
 

@@ -41,9 +41,7 @@ def microseconds(value: date | np.datetime64) -> int:
         value = datetime(value.year, value.month, value.day)
     if getattr(value, "nanosecond", 0):  # as pandas has them
         raise ValueError(str(value))
-    if value.tzinfo is not None:
-        value = value.astimezone(UTC).replace(tzinfo=None)
-    return (value - _EPOCH) // _MICROSECOND
+    return (value - (_EPOCH if value.tzinfo is None else _EPOCH.replace(tzinfo=UTC))) // _MICROSECOND
 
 
 def as_moments(values: npt.NDArray[np.int64]) -> npt.NDArray[np.object_]:

@@ -192,7 +192,7 @@ class Searcher:
                 within = 0.0 if limits.deadline < np.inf else state.calibration.within(k, limits.max_reads)
                 stats["recall"] = self._kept_within(best, within, options, stats, limits)
         if search.trace is not None and search.sightings is not None:
-            search.trace.found(search.sightings.places(ids[ids >= 0]))
+            search.trace.found(search.sightings.places(ids[ids != -1]))
         return SearchResult(names, distances, stats, columns)
 
     def search_range(self, queries: Floats, radii: Floats, options: SearchOptions) -> RangeResult:

@@ -281,8 +281,8 @@ class Sightings:
 
     def note(self, found: Ints, positions: Ints) -> None:
         """Note the positions of vectors found; an id of -1 is none."""
-        self._ids.append(found[found >= 0])
-        self._positions.append(positions[found >= 0])
+        self._ids.append(found[found != -1])
+        self._positions.append(positions[found != -1])
 
     def named(self, found: Ints, tally: Tallies) -> npt.NDArray[np.object_]:
         """Return the strings of the ids found, of the shape of `found`, None for -1; `tally` as in a read."""
