@@ -123,12 +123,10 @@ class DocumentIndex(Closing):
             return []
         if where is None and ids is not None:
             return self._there(ids)
-        everywhere = float(np.finfo(np.float32).max)
-        found = self.index.range_search(np.ones(self.index.dimension), everywhere, recall=1, where=selected)
+        names: list[str] = [name for block in self.index.ids(selected) for name in block.tolist()]
         if ids is None:
-            names: list[str] = found.ids.tolist()
             return names
-        chosen = set(found.ids)
+        chosen = set(names)
         return [name for name in dict.fromkeys(ids) if name in chosen]
 
     def get(self, ids: Sequence[str]) -> list[tuple[str, dict[str, Any]]]:
