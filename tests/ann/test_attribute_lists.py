@@ -246,7 +246,7 @@ def test_parts_are_joined(parts, tmp_path):
 def test_texts_that_no_row_has_any_more_leave_the_others_to_filters(tmp_path):
     tags = [[f"only {row}", f"of {row % 3}"] for row in range(300)]
     vectors = np.random.default_rng(0).normal(size=(300, 4)).astype("float32")
-    with ZoomIndex.build(tmp_path / "index", vectors, attributes={"tags": tags}, dram="2MiB", grow_to=600) as index:
+    with ZoomIndex.build(tmp_path / "index", vectors, attributes={"tags": tags}, dram="4MiB", grow_to=600) as index:
         index.update(range(100), attributes={"tags": [["new", "of 1"]] * 100})
         index.remove(range(150, 299))
         index.compact()
