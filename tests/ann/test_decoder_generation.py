@@ -213,12 +213,10 @@ def test_the_dtype_of_the_process_does_not_round_logits(pair):
     assert torch.equal(found, right)
 
 
-def test_a_model_in_double_precision_is_refused_in_words(pair):
-    _, fast = pair
-    double = copy.deepcopy(fast).double()
-    for options in ({}, {"do_sample": True, "top_k": 0}):
-        with pytest.raises(TypeError, match=r"expected weights of float32, float16 or bfloat16, got torch\.float64"):
-            written(double, text(2, 6), **options)
+def test_a_model_in_double_precision_takes_the_full_layer(pair):
+    model, fast = (copy.deepcopy(each).double() for each in pair)
+    assert torch.equal(written(fast, text(2, 6)), written(model, text(2, 6)))
+    assert fast.get_output_embeddings().stats()["full_layer"]["weights of torch.float64 on cpu"] > 0
 
 
 def test_processors_that_are_not_understood_see_all_logits(pair):
