@@ -202,7 +202,8 @@ class RowLog(RecordLog):
                 first, others = int(np.argmax(in_file)), ~in_file
                 found.handles[others], found.offsets[others] = found.handles[first], found.offsets[first]
                 self.log.reader.read(found.handles, found.offsets, self.row_bytes, out)
-            out[~found.there] = 0
+            if not found.there.all():
+                out[~found.there] = 0
             if found.copied is not None:
                 out[found.in_tail] = found.copied
         return out, found.there

@@ -59,6 +59,8 @@ class Pins:
         self._marks = np.zeros(slots, np.bool_)
         self._tickets: list[PrefetchedSlots] = []
         self._rows_ahead = 0
+        # The slots of each loan, by the identity of the array; None once slots were pinned for other reasons.
+        self._loans: dict[int, Ints] | None = {}
 
     @staticmethod
     def bytes_for(slots: int) -> int:
@@ -76,8 +78,11 @@ class Pins:
         return len(self._tickets)
 
     def held(self) -> Ints:
-        """Return the slots that must not be evicted, int64 [m]."""
-        return np.flatnonzero((self._pinned > 0) | (self._ahead > 0))
+        """Return the slots that must not be evicted, int64 [m]; some may come several times."""
+        if self._loans is None:
+            return np.flatnonzero((self._pinned > 0) | (self._ahead > 0))
+        # To look through millions of slots would take longer than a step.
+        return np.concatenate((_NONE, *self._loans.values(), *(ahead.slots for ahead in self._tickets)))
 
     def is_held(self, slots: Ints) -> NDArray[np.bool_]:
         """Return which of these slots must not be evicted."""
@@ -97,10 +102,19 @@ class Pins:
     def pin(self, slots: Ints) -> None:
         """Pin distinct slots once more."""
         self._pinned[slots] += 1
+        self._loans = None
+
+    def lend(self, slots: Ints) -> None:
+        """Pin the distinct slots of a loan once more, until `unpin` gets the same array."""
+        self._pinned[slots] += 1
+        if self._loans is not None:
+            self._loans[id(slots)] = slots
 
     def unpin(self, slots: Ints) -> None:
         """Take one pin from each of these distinct slots, which are all pinned."""
         self._pinned[slots] -= 1
+        if self._loans is not None and self._loans.pop(id(slots), None) is None:
+            self._loans = None
 
     def check_room(self, rows: int) -> None:
         """Raise BudgetError when a ticket for so many rows would be one too many."""
@@ -113,7 +127,7 @@ class Pins:
 
     def hold(self, ahead: PrefetchedSlots) -> None:
         """Hold the slots of a new ticket, which are distinct."""
-        self._ahead[ahead.slots] += np.uint16(1)
+        self._ahead[ahead.slots.astype(np.int64)] += np.uint16(1)
         self._rows_ahead += len(ahead)
         self._tickets.append(ahead)
 
@@ -131,7 +145,7 @@ class Pins:
 
     def release(self, ahead: PrefetchedSlots) -> None:
         """Let go of all slots that a ticket still holds."""
-        self._ahead[ahead.slots] -= np.uint16(1)
+        self._ahead[ahead.slots.astype(np.int64)] -= np.uint16(1)
         self._rows_ahead -= len(ahead)
         ahead.slots = ahead.slots[:0]
         self._tickets = [other for other in self._tickets if other is not ahead]
@@ -215,7 +229,8 @@ class Cache:
         if not self.pins.tickets:
             return keys.reshape(-1)
         ahead = slots >= 0
-        ahead[ahead] = self.pins.is_ahead(slots[ahead])
+        resident = np.flatnonzero(ahead)
+        ahead[resident] = self.pins.is_ahead(slots[resident])
         accessed: Ints = keys[~ahead[inverse]] if ahead.any() else keys.reshape(-1)
         return accessed
 
@@ -254,9 +269,9 @@ class Cache:
             stay = self._map.keys_of(held) if len(held) else held
             if len(accessed) < len(keys):
                 # Keys of this call that the policy does not see must not make room for the others.
-                stay = np.concatenate((stay, keys[~missing]))
+                stay = np.concatenate((stay, keys[np.flatnonzero(~missing)]))
         self._leaving = self.policy.access(accessed, pinned=stay).evicted
-        self._entering, self._asked = keys[missing], keys
+        self._entering, self._asked = keys[np.flatnonzero(missing)], keys
         self.accesses += len(accessed)
         self.misses += len(self._entering)
         return len(self._leaving) + len(self._entering) > 0
@@ -281,7 +296,9 @@ class Cache:
     def _check_fits(self, slots: Ints) -> Ints:
         """Return the held slots; raise Shortage when they and those of the call are more than there are."""
         held = self.pins.held()
-        known = slots[slots >= 0]
+        if len(held) + len(slots) <= self.capacity:
+            return held
+        held, known = np.unique(held), slots[slots >= 0]
         needed = len(held) + len(slots) - int(np.count_nonzero(self.pins.is_held(known)))
         if needed > self.capacity:
             enough = self._enough(needed)

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memhier.cache.slab import Slab
+from memhier.cache.slab_memory import whole_rows
 from memhier.codecs import Codec
 from memhier.errors import ClosedError, MemhierError
 from memhier.log.row_log import RowLog
@@ -168,7 +169,7 @@ class Loader:
 
     def prepare(self, keys: Ints, slots: Ints) -> Job:
         """Fill the EMPTY ones of these slots whose rows need no read; return a job for the rows that do."""
-        empty = self.states[slots] == EMPTY
+        empty = np.flatnonzero(self.states[slots] == EMPTY)
         keys, slots = keys[empty], slots[empty]
         waiting = self._queue.find(keys)
         if waiting.any():
@@ -177,12 +178,15 @@ class Loader:
                 for part in self._staged(len(places)):
                     some = places[part]
                     waiting[some] = self._take(keys[some], slots[some])
-            keys, slots = keys[~waiting], slots[~waiting]
+            rest = np.flatnonzero(~waiting)
+            keys, slots = keys[rest], slots[rest]
         known = np.asarray(self._log.contains(keys))
         self._stored[slots] = known
         if not known.all():
             self._first_rows(keys[~known], slots[~known])
-        job = Job(keys[known], slots[known])
+            known = np.flatnonzero(known)
+            keys, slots = keys[known], slots[known]
+        job = Job(keys, slots)
         if self._mates is not None and len(job.keys):
             job.ahead = self._mates.look_ahead(self._policy)
         return job
@@ -213,7 +217,7 @@ class Loader:
         `slots` has the slot of each key, -1 if it has none.
         """
         written = np.zeros(len(keys), np.bool_)
-        resident = slots >= 0
+        resident = np.flatnonzero(slots >= 0)
         written[resident] = self._stored[slots[resident]]
         if written.all():
             return 0
@@ -334,14 +338,14 @@ class Loader:
         if self._mates is None:
             return _EACH, self._log.read(keys, out=self._encoded[: len(keys)])[1]
         kept = self._mates.take(keys, self._encoded)
-        order, first = np.argsort(~kept, kind="stable"), int(np.count_nonzero(kept))
+        order, first = np.concatenate((np.flatnonzero(kept), np.flatnonzero(~kept))), int(np.count_nonzero(kept))
         rest, near, places = keys[order[first:]], _NONE, _NONE
         if ahead and len(rest):
             near, places = self._mates.beside(rest, ahead, len(self._encoded) - len(keys))
         out = self._encoded[first : len(keys) + len(near)]
         rows, there = self._log.read(np.concatenate((rest, near)), out=out)
-        are_near = there[len(rest) :]
-        self._mates.keep(near[are_near], places[are_near], rows[len(rest) :][are_near])
+        are_near = np.flatnonzero(there[len(rest) :])
+        self._mates.keep(near[are_near], places[are_near], whole_rows(rows[len(rest) :])[are_near])
         return order, np.concatenate((np.ones(first, np.bool_), there[: len(rest)]))
 
     def _first_rows(self, keys: Ints, slots: Ints) -> None:

@@ -1,11 +1,10 @@
 """Rows that lie on pages which are read for other rows, and which announced batches need."""
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
 from memhier import backend
+from memhier.cache.slab_memory import whole_rows
 from memhier.cache.slots import SlotMap
 from memhier.log.row_log import RowLog
 from memhier.policies import Belady
@@ -39,7 +38,7 @@ class PageMates:
 
     def __init__(self, log: RowLog, rows: NDArray[np.uint8]) -> None:
         self._log = log.log
-        self._rows = rows
+        self._rows = whole_rows(rows)
         self._map = SlotMap(len(rows))
         self._places: Ints = np.empty(len(rows), np.int64)
         self._awaited = np.empty((2, len(rows)), np.int64)  # of one read: keys ahead, and their pages
@@ -75,11 +74,13 @@ class PageMates:
         slots = self._map.erase(keys)
         kept: NDArray[np.bool_] = slots >= 0
         if kept.any():
-            kept[kept] = self._places[slots[kept]] == self._log.places(keys[kept])
+            there = np.flatnonzero(kept)
+            kept[there] = self._places[slots[there]] == self._log.places(keys[there])
             if self._log.table.given_back != self._given_back:
                 self._forget_all()
                 kept[:] = False
-            np.take(self._rows, slots[kept], axis=0, out=out[: np.count_nonzero(kept)], mode="clip")
+            slots = slots[np.flatnonzero(kept)]
+            np.take(self._rows, slots, out=whole_rows(out[: len(slots)]), mode="clip")
         return kept
 
     def beside(self, keys: Ints, ahead: Ahead, most: int) -> tuple[Ints, Ints]:
@@ -97,18 +98,19 @@ class PageMates:
         awaited, of_rows = self._awaited[:, :total]
         np.concatenate([batch for batch, _ in ahead], out=awaited)
         np.concatenate([of_batch for _, of_batch in ahead], out=of_rows)
-        near = awaited[_are_among(of_rows, pages)]
-        near = near[self._map.find(near) < 0][:most]
+        near = awaited[np.flatnonzero(_are_among(of_rows, pages))]
+        near = near[np.flatnonzero(self._map.find(near) < 0)[:most]]
         if self._log.table.given_back != self._given_back:
             self._forget_all()
         places = self._log.places(near)
-        still = _are_among(_pages_of(places), pages)  # a row may have moved since it was looked up
+        # A row may have moved since it was looked up.
+        still = np.flatnonzero(_are_among(_pages_of(places), pages))
         return near[still], places[still]
 
-    def keep(self, keys: Ints, places: Ints, rows: NDArray[Any]) -> None:
+    def keep(self, keys: Ints, places: Ints, rows: NDArray[np.void]) -> None:
         """Keep rows that were read since `beside` named their keys and places."""
         slots = self._map.insert(keys)
-        self._rows[slots] = rows
+        np.put(self._rows, slots, rows, mode="clip")
         self._places[slots] = places
 
     def forget(self, keys: Ints) -> None:

@@ -226,18 +226,18 @@ class Table:
             if self.cache.is_for(ahead, index):
                 slots = ahead.slots.astype(np.int64)
                 self.loader.ensure(index, slots)
-                self.pins.pin(slots)
+                self.pins.lend(slots)
                 self.pins.release(ahead)
                 return index, slots, slots
         index, unique, inverse, slots = self._find(keys, distinct)
         if again:
             self.cache.check_pinned(unique, slots)
-            self.pins.pin(slots)
+            self.pins.lend(slots)
         else:
             if self.cache.access(unique, slots, self.cache.not_ahead(index, inverse, slots)):
                 self._exchange(slots)
             self.loader.ensure(unique, slots)
-            self.pins.pin(slots)
+            self.pins.lend(slots)
             self.pins.gathered(slots)
         self.cache.served()
         return unique, slots, slots[inverse]
@@ -318,7 +318,7 @@ class Table:
             self.loader.vacate(emptied)
         entered = self.cache.exchange()
         if len(slots):
-            slots[slots < 0] = entered
+            slots[np.flatnonzero(slots < 0)] = entered
 
 
 def needs_of(options: Options, *, is_beside: bool) -> TierNeeds:

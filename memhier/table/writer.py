@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memhier.cache.slab import Slab
+from memhier.cache.slab_memory import whole_rows
 from memhier.cache.slots import SlotMap
 from memhier.codecs import Codec
 from memhier.errors import ClosedError, LockedError
@@ -45,6 +46,7 @@ class WriteQueue:
         self._log = log
         self._places = SlotMap(rows)
         self._rows = np.empty((rows, row_bytes), np.uint8)
+        self._items = whole_rows(self._rows)
         # Puts so far of each place's row: tells whether a row was overwritten while it was being appended.
         self._puts = np.zeros(rows, np.uint32)
         self._outgoing = np.empty((batch_rows(rows), row_bytes), np.uint8)
@@ -112,7 +114,7 @@ class WriteQueue:
                         self._wait_locked()
                         continue
                 places = self._places.insert(keys[start:stop])
-                self._rows[places] = rows[start:stop]
+                np.put(self._items, places, whole_rows(rows[start:stop]), mode="clip")
                 self._puts[places] += np.uint32(1)
                 if waits:
                     self._waiting += int(np.count_nonzero(~self._waits[places]))
@@ -300,7 +302,7 @@ class Writer:
 
     def write_out(self, keys: Ints, slots: Ints) -> None:
         """Hand the changed rows among those of slots, which hold these keys, to the queue."""
-        dirty = self._dirty[slots]
+        dirty = np.flatnonzero(self._dirty[slots])
         keys, slots = keys[dirty], slots[dirty]
         if self._unsaved:
             mine = self._of_image[slots]

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from memhier.cache.slots import SlotMap
 from memhier.errors import BudgetError
 from memhier.policies import LRU
-from memhier.table.cache import Cache, PrefetchedSlots
+from memhier.table.cache import Cache, Pins, PrefetchedSlots
 
 SLOTS = 5
 
@@ -71,3 +71,27 @@ def test_held_slots_stay() -> None:
     assert ahead.slots.tolist() == [slots[3]]
     admit(cache, [10, 11])
     assert cache.keys_of(slots[[0, 1, 3]]).tolist() == [0, 1, 3]
+
+
+@pytest.mark.parametrize("by_key", [False, True])
+def test_held_slots_are_those_of_loans_tickets_and_pins(by_key: bool) -> None:
+    rng = np.random.default_rng(3)
+    pins, loans, tickets = Pins(40), list[NDArray[np.int64]](), list[PrefetchedSlots]()
+    for number in range(200):
+        slots = rng.permutation(40)[: rng.integers(0, 8)]
+        action = rng.integers(0, 5)
+        if action == 0:
+            pins.lend(slots)
+            loans.append(slots)
+        elif action == 1:
+            tickets.append(PrefetchedSlots(slots, slots, slots))
+            pins.hold(tickets[-1])
+        elif action == 2 and loans:
+            pins.unpin(loans.pop(int(rng.integers(0, len(loans)))))
+        elif action == 3 and tickets:
+            pins.release(tickets.pop(int(rng.integers(0, len(tickets)))))
+        elif action == 4:
+            pins.gathered(slots)
+        if by_key and number in (50, 100):  # as the calls `pin` and `unpin`, which look the slots up anew
+            (pins.pin if number == 50 else pins.unpin)(np.arange(3))
+        assert np.unique(pins.held()).tolist() == np.flatnonzero(pins.is_held(np.arange(40))).tolist()

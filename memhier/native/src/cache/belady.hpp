@@ -225,6 +225,7 @@ class BeladyWindow {
  private:
   static constexpr int kRescale = 512;
   static constexpr std::uint32_t kMarks = 1u << 30;
+  static constexpr std::size_t kBlock = 256;  // keys announced at a time
 
   struct Entry {           // a key that is resident or announced
     std::uint32_t next;    // its soonest announced use, if any
@@ -256,20 +257,33 @@ class BeladyWindow {
     entries_.resize(count);  // last, as its size says that all have grown
   }
 
+  // Finds the entries of many keys, and has them on their way to the processor, before it looks at the first.
   void announce_uses(const std::int64_t* keys, std::size_t count) {
-    for_each_ahead(table_, keys, count, [&](std::size_t i, KeyTable::Token token) {
-      if (written_ - turns_[turn_].first == uses_.size()) uses_.grow(turns_[turn_].first, written_);
-      std::uint32_t number = table_.find(token, keys[i]);
-      if (number == KeyTable::none) {
-        grow_entries(table_.size() + 1);  // numbers are handed out again before new ones are
-        number = table_.insert(keys[i]);
-        if (entries_[number].by_score != 0) forget_absent();
-        entries_[number] = {};
-      } else if (entries_[number].uses > 0 && uses_[entries_[number].latest].turn == end_) {
-        return;  // a repeat
-      }
-      announce_use(number);
-    });
+    std::uint32_t numbers[kBlock];
+    for (std::size_t start = 0; start < count; start += kBlock) {
+      const std::size_t some = std::min(kBlock, count - start);
+      for_each_ahead(table_, keys + start, some, [&](std::size_t i, KeyTable::Token token) {
+        numbers[i] = table_.find(token, keys[start + i]);
+        if (numbers[i] != KeyTable::none) __builtin_prefetch(&entries_[numbers[i]], 1);
+      });
+      for (std::size_t i = 0; i < some; ++i) announce_key(keys[start + i], numbers[i]);
+    }
+  }
+
+  // `number` is that of the key before the keys of its block were announced; none if it had none.
+  void announce_key(std::int64_t key, std::uint32_t number) {
+    const std::uint32_t first = turns_[end_].first;
+    if (written_ - turns_[turn_].first == uses_.size()) uses_.grow(turns_[turn_].first, written_);
+    if (number == KeyTable::none) number = table_.find(key);  // it may have come in the block before
+    if (number == KeyTable::none) {
+      grow_entries(table_.size() + 1);  // numbers are handed out again before new ones are
+      number = table_.insert(key);
+      if (entries_[number].by_score != 0) forget_absent();
+      entries_[number] = {};
+    } else if (entries_[number].uses > 0 && entries_[number].latest - first < written_ - first) {
+      return;  // a repeat
+    }
+    announce_use(number);
   }
 
   void close_batch() {
