@@ -120,6 +120,7 @@ class Vocabularies:
         with self._lock:
             added: list[Added] = []
             parts, held, done = [], 0, list[IdMap]()
+            rooms = [(one, one.room) for one in self._maps.values()]
             try:
                 for ids in look_ups:
                     parts.append(self._mapped_locked(ids, added, done))
@@ -127,6 +128,8 @@ class Vocabularies:
             except BaseException:
                 for one in reversed(done):
                     one.undo()
+                for one, room in rooms:
+                    one.resize(room)
                 raise
         rows = [np.concatenate(of_table) for of_table in zip(*parts, strict=True)]
         return Mapped(rows, added, len(look_ups), held)

@@ -214,6 +214,22 @@ def any_tables(dims: list[int], path: Path, dram: int | str, **options: Any) -> 
     return EmbeddingBagCollection(configs, dram=dram, path=path, optimizer=SGD(lr=0.1), **options)
 
 
+def test_a_refused_step_gives_back_the_room_that_it_took(tmp_path: Path) -> None:
+    names = np.random.default_rng(2).integers(-(2**63), 2**63 - 1, 200_000)
+    with any_tables([4, 4], tmp_path, "32MiB") as tables:
+        maps, few, many = tables.tables.vocabularies, names[:1000], names[50_000:]
+        assert maps is not None
+        assert maps.map([[few, few]]).frames == 1
+        held = maps.memory_bytes
+        for ids in ([few, many], [many, few], [names[:50_000], many]):  # the last: one table has room, the other none
+            with pytest.raises(BudgetError, match="map of ids has room for"):
+                tables.tables.map_ids([ids])
+            assert maps.memory_bytes == held
+        mapped = tables.tables.map_ids([[names[:60_000], names[:60_000]]])
+        assert [rows.tolist() for rows in mapped.rows] == [list(range(60_000))] * 2
+        assert maps.memory_bytes > held
+
+
 @pytest.mark.parametrize("dims", [[8], [4, 8], [4, 8, 16, 32], [4] * 60])
 def test_a_billion_rows_of_several_widths_take_no_more_dram(tmp_path: Path, dims: list[int]) -> None:
     with pytest.raises(BudgetError, match="would be enough") as caught:

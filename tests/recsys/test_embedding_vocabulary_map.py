@@ -252,23 +252,23 @@ def test_a_batch_without_room_changes_nothing(core: bool) -> None:
 
 
 @pytest.mark.parametrize("core", [pytest.param(True, marks=needs_core), False])
-@pytest.mark.parametrize("call", [1, 2, 3])
+@pytest.mark.parametrize("call", [1, 2, 3, 4])
 def test_a_map_without_memory_to_grow_stays_as_it_was(core: bool, call: int) -> None:
     with mock.patch.object(backend, "core", backend.core if core else None):
         ids, plain = IdMap(5000, Hash64(), room=100), IdMap(5000, Hash64(), room=100)
     batches = np.arange(300).reshape(4, 75)
     for one in (ids, plain):
         one.map(batches[0])
-    real, calls = np.pad, 0
+    real, calls = np.zeros, 0
 
-    def pad(*arguments: Any) -> Any:
+    def zeros(*arguments: Any) -> Any:
         nonlocal calls
         calls += 1
         if calls == call:
             raise MemoryError
         return real(*arguments)
 
-    with mock.patch.object(np, "pad", pad), pytest.raises(MemoryError):
+    with mock.patch.object(np, "zeros", zeros), pytest.raises(MemoryError):
         ids.map(batches[1], 10**6)
     for batch in batches[1:]:
         for got, expected in zip(ids.map(batch, 10**6), plain.map(batch, 10**6), strict=True):

@@ -374,7 +374,7 @@ class IdMap:
         places: numpy.typing.NDArray[numpy.int64],
     ) -> int: ...
     def find(self, *, ids: numpy.typing.NDArray[numpy.int64], slots: numpy.typing.NDArray[numpy.int64]) -> None: ...
-    def grow(
+    def resize(
         self,
         *,
         ids: numpy.typing.NDArray[numpy.int64],

@@ -110,14 +110,16 @@ class IdMap:
         """Take memory for so many new ids, mostly by a quarter, but not for more than `spare` slots more."""
         needed = min(self.capacity, self.fresh + new)
         if needed > self.room and spare > 0:
-            self._grow(min(self.capacity, self.room + spare, max(needed, self.room + min(self.room, spare) // 4)))
+            self.resize(min(self.capacity, self.room + spare, max(needed, self.room + min(self.room, spare) // 4)))
 
-    def _grow(self, room: int) -> None:
+    def resize(self, room: int) -> None:
+        """Have memory for so many slots, at least for those that were ever used."""
+        if room == self.room:
+            return
         # In this order: where memory runs out nothing has changed.
-        added, more = room - self.room, -(-room // GROUP) - self._groups_there
-        ids, last, uses = np.pad(self._ids, (0, added)), np.pad(self._last, (0, added)), np.pad(self._uses, (0, added))
-        changed = np.insert(self._changed, self._groups_there, np.zeros(more, np.uint8))
-        self._core.grow(ids=ids, last=last, uses=uses, changed=changed)
+        ids, last, uses = (_resized(each, self.room, room) for each in (self._ids, self._last, self._uses))
+        changed = _resized(self._changed, self._groups_there, -(-room // GROUP))
+        self._core.resize(ids=ids, last=last, uses=uses, changed=changed)
         self.room, self._ids, self._last, self._uses, self._changed = room, ids, last, uses, changed
 
     @staticmethod
@@ -274,3 +276,9 @@ class IdMap:
     def described(self) -> dict[str, int]:
         """Return the numbers by name."""
         return dict(zip(_NUMBERS, self.numbers.tolist(), strict=True))
+
+
+def _resized(array: NDArray[Any], count: int, size: int) -> NDArray[Any]:
+    """Return an array with `size` elements in place of its first `count`, new ones zero; the rest follows them."""
+    kept = min(count, size)
+    return np.concatenate((array[:kept], np.zeros(size - kept, array.dtype), array[count:]))

@@ -46,8 +46,8 @@ class PythonIdMap:
         self._index: dict[int, int] = {}
         self._frames: list[_Frame] = []
 
-    def grow(self, *, ids: Ints, last: Any, uses: Any, changed: Any) -> None:
-        """Take larger arrays with the same values."""
+    def resize(self, *, ids: Ints, last: Any, uses: Any, changed: Any) -> None:
+        """Take larger or smaller arrays with the same values."""
         self._ids, self._last, self._uses, self._changed = ids, last, uses, changed
         self._groups = -(-len(ids) // _GROUP)
 

@@ -36,10 +36,10 @@ void IdMap::check() const {
           "arrays: of one map");
 }
 
-void IdMap::grow(Array<std::int64_t, 1> ids, Array<std::uint32_t, 1> last, Array<std::uint32_t, 1> uses,
-                 Array<std::uint8_t, 1> changed) {
-  require(ids.size() >= room_, "arrays: with room for more slots");
-  auto larger = [&] {
+void IdMap::resize(Array<std::int64_t, 1> ids, Array<std::uint32_t, 1> last, Array<std::uint32_t, 1> uses,
+                   Array<std::uint8_t, 1> changed) {
+  require(static_cast<std::int64_t>(ids.size()) >= a_.numbers[kFresh], "arrays: with room for the slots in use");
+  auto index = [&] {
     nb::gil_scoped_release released;
     return index_->grown(ids.size(), ids.data());  // where memory runs out nothing has changed
   }();
@@ -50,7 +50,7 @@ void IdMap::grow(Array<std::int64_t, 1> ids, Array<std::uint32_t, 1> last, Array
   room_ = a_.ids.size();
   groups_ = (room_ + kGroup - 1) / kGroup;
   check();
-  index_ = std::move(larger);
+  index_ = std::move(index);
 }
 
 bool IdMap::reindex() {
@@ -358,9 +358,9 @@ void register_id_map(nb::module_& m) {
           },
           nb::kw_only(), "ids"_a, "slots"_a)
       .def(
-          "grow",
+          "resize",
           [](IdMap& map, Slots& ids, Places& last, Places& uses, Bytes& changed) {
-            map.grow(std::move(ids), std::move(last), std::move(uses), std::move(changed));
+            map.resize(std::move(ids), std::move(last), std::move(uses), std::move(changed));
           },
           nb::kw_only(), "ids"_a, "last"_a, "uses"_a, "changed"_a)
       .def("begin", &IdMap::begin, "frames"_a)

@@ -45,9 +45,9 @@ class IdMap {
   // places. Returns -1 if the arrays have no room for them; nothing has changed then.
   std::int64_t map(const std::int64_t* ids, std::size_t count, std::int64_t* slots, std::int64_t* added,
                    std::int64_t* places);
-  // Takes larger arrays with the same values.
-  void grow(Array<std::int64_t, 1> ids, Array<std::uint32_t, 1> last, Array<std::uint32_t, 1> uses,
-            Array<std::uint8_t, 1> changed);
+  // Takes larger or smaller arrays with the same values.
+  void resize(Array<std::int64_t, 1> ids, Array<std::uint32_t, 1> last, Array<std::uint32_t, 1> uses,
+              Array<std::uint8_t, 1> changed);
   // The slot of each id, or -1; changes nothing.
   void find(const std::int64_t* ids, std::size_t count, std::int64_t* slots) const;
   // The first frames are final.
