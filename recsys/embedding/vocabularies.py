@@ -86,6 +86,7 @@ class Vocabularies:
             for number, spec in enumerate(specs)
             if spec.id_space is not None
         }
+        self._rooms: list[int] = []  # of the maps, when last all batches had begun
 
     @property
     @shielded
@@ -120,7 +121,9 @@ class Vocabularies:
         with self._lock:
             added: list[Added] = []
             parts, held, done = [], 0, list[IdMap]()
-            rooms = [(one, one.room) for one in self._maps.values()]
+            rooms = [one.room for one in self._maps.values()]
+            if not any(one.frames for one in self._maps.values()):
+                self._rooms = rooms
             try:
                 for ids in look_ups:
                     parts.append(self._mapped_locked(ids, added, done))
@@ -128,8 +131,7 @@ class Vocabularies:
             except BaseException:
                 for one in reversed(done):
                     one.undo()
-                for one, room in rooms:
-                    one.resize(room)
+                self._give_back_locked(rooms)
                 raise
         rows = [np.concatenate(of_table) for of_table in zip(*parts, strict=True)]
         return Mapped(rows, added, len(look_ups), held)
@@ -156,10 +158,17 @@ class Vocabularies:
 
     @shielded
     def drop(self) -> None:
-        """Forget the batches that did not begin."""
+        """Forget the batches that did not begin, and give the room back that they took."""
         with self._lock:
+            if not any(one.frames for one in self._maps.values()):
+                return
             for one in self._maps.values():
                 one.drop()
+            self._give_back_locked(self._rooms)
+
+    def _give_back_locked(self, rooms: list[int]) -> None:
+        for one, room in zip(self._maps.values(), rooms, strict=True):
+            one.resize(max(room, one.fresh))
 
     def _mapped_locked(self, ids: Sequence[Ints], added: list[Added], done: list[IdMap]) -> list[Ints]:
         rows = []

@@ -225,9 +225,25 @@ def test_a_refused_step_gives_back_the_room_that_it_took(tmp_path: Path) -> None
             with pytest.raises(BudgetError, match="map of ids has room for"):
                 tables.tables.map_ids([ids])
             assert maps.memory_bytes == held
+        maps.drop()
         mapped = tables.tables.map_ids([[names[:60_000], names[:60_000]]])
         assert [rows.tolist() for rows in mapped.rows] == [list(range(60_000))] * 2
         assert maps.memory_bytes > held
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_step_with_too_many_rows_gives_back_the_room_for_its_ids(tmp_path: Path, ahead: bool) -> None:
+    names = torch.from_numpy(np.random.default_rng(2).integers(-(2**63), 2**63 - 1, 50_000))[:, None]
+    with make(tmp_path, BILLION, step_rows=2000) as bag:
+        maps, batches = bag.tables.vocabularies, [names[:100], names]
+        assert maps is not None
+        train(bag, batches[:1])
+        held = maps.memory_bytes
+        with pytest.raises(BudgetError, match="step_rows=50000"):
+            train(bag, lookahead(batches, bag, ids=lambda ids: ids) if ahead else batches)
+        assert maps.memory_bytes == held
+        train(bag, names.split(1000))
+        assert bag.contains(names).all()
 
 
 @pytest.mark.parametrize("dims", [[8], [4, 8], [4, 8, 16, 32], [4] * 60])
