@@ -110,6 +110,22 @@ def test_a_digest_tells_of_each_bit_and_of_places(dtype, shape):
         assert digest_of(layer) not in seen
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_digest_tells_of_signs_and_powers_of_two(dtype):
+    """The bits that products of words lose first: two of them must not cancel, whatever their places."""
+    torch.manual_seed(0)
+    layer = nn.Linear(64, 4000).to(dtype)
+    before = digest_of(layer)
+    for columns in ([1, 3], [3, 7], [1, 33], [0, 2], [0, 1, 2, 3], list(range(1, 64, 2))):
+        for rows in ([9], [9, 10], slice(0, 2000), slice(0, 4000, 8), slice(None)):
+            part = (torch.arange(4000)[rows, None], torch.tensor(columns))
+            for factor in (-1.0, 2.0):
+                layer.weight.data[part] *= factor
+                assert digest_of(layer) != before, (columns, rows, factor)
+                layer.weight.data[part] /= factor
+    assert digest_of(layer) == before
+
+
 class Rising(nn.Module):
     def forward(self, weight):
         return weight * torch.linspace(-2, 2, WORDS)[:, None]
@@ -163,7 +179,7 @@ def test_a_parametrization_trains_as_in_the_layer_and_is_removed_before_undo(pai
         found.append({name: part.grad for name, part in model.named_parameters()})
     torch.testing.assert_close(*found, rtol=0, atol=0)
     fast, plain = pair
-    with pytest.raises(ValueError, match="has a parametrization or a mask; remove it first"):
+    with pytest.raises(ValueError, match="has a parametrization, a mask or a forward of its own; remove it first"):
         undo(fast)
     with pytest.raises(TypeError, match="the weights of its output layer are computed from others"):
         accelerate(plain, input_ids=words(20, 24, 9))
@@ -195,6 +211,112 @@ def test_hooks_of_all_modules_change_the_layer_once(pair, before):
         hook.remove()
     assert set(counted(pair[0])) - {"not proven"} == {"hooks of the layer"}
     check(*pair)
+
+
+def test_hooks_of_the_layer_and_of_all_modules_both_take_part(pair):
+    def raise_some(_, __, logits):
+        return logits + torch.linspace(-9, 9, WORDS)
+
+    undo(pair[0])
+    for model in pair:
+        model.get_output_embeddings().register_forward_hook(raise_some)
+    with pytest.warns(UserWarning, match="its logits are not those of its output layer"):
+        accelerate(pair[0], k=40, input_ids=words(20, 24, 9))
+    seen = []
+    hook = modules.register_module_forward_hook(lambda part, _, __: seen.append(part))
+    try:
+        check(*pair)
+    finally:
+        hook.remove()
+    assert any(isinstance(each, AcceleratedHead) for each in seen)
+    check(*pair)
+
+
+def test_undo_keeps_later_hooks_and_modes_of_the_layer(pair):
+    grown = []
+    for model in pair:
+        model.get_output_embeddings().register_forward_hook(lambda _, __, logits: logits + torch.linspace(-9, 9, WORDS))
+        model.get_output_embeddings().register_full_backward_hook(lambda *_: grown.append(1))
+        model.train()
+    fast, plain = undo(pair[0]), pair[1]
+    assert fast.get_output_embeddings().training
+    for model in (fast, plain):
+        model(words(2, 9, 1)).logits.sum().backward()
+    assert len(grown) == 2
+    check(fast.eval(), plain.eval())
+
+
+def test_a_forward_that_calls_the_stand_in_is_removed_before_undo(pair):
+    offload(pair[0].get_output_embeddings())
+    with pytest.raises(ValueError, match="or a forward of its own; remove it first"):
+        undo(pair[0])
+
+
+def add(logits):
+    return logits + torch.linspace(-9, 9, WORDS)
+
+
+def add_in_hook(model):
+    def change(_, __, output):
+        output.logits = add(output.logits)
+        return output
+
+    return model.register_forward_hook(change).remove
+
+
+def add_in_forward(model):
+    before = model.forward
+
+    def forward(*arguments, **options):
+        output = before(*arguments, **options)
+        output.logits = add(output.logits)
+        return output
+
+    model.forward = forward
+    return lambda: delattr(model, "forward")
+
+
+@pytest.mark.parametrize("change", [add_in_hook, add_in_forward])
+def test_code_that_changes_logits_of_the_model_later_takes_the_full_layer(pair, change):
+    ends = [change(model) for model in pair]
+    check(*pair)
+    assert set(counted(pair[0])) - {"not proven"} == {"logits changed otherwise than at first"}
+    rows = counted(pair[0])["logits changed otherwise than at first"]
+    for end in ends:
+        end()
+    check(*pair)
+    assert counted(pair[0])["logits changed otherwise than at first"] == rows
+    pair[0].forward = torch.compile(pair[0].forward, backend="eager")
+    check(*pair)
+    assert counted(pair[0])["logits changed otherwise than at first"] == rows
+
+
+@pytest.mark.parametrize(
+    ("family", "place", "name", "value"),
+    [
+        ("Gemma2", "config", "final_logit_softcapping", 0.5),
+        ("Gemma2", "config", "final_logit_softcapping", None),
+        ("Granite", "config", "logits_scaling", 0.1),
+        ("Cohere", "", "logit_scale", 3.0),
+    ],
+)
+def test_scales_and_caps_that_are_set_later_count(family, place, name, value):
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{family}Config")(
+        vocab_size=WORDS, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, head_dim=16,
+        num_key_value_heads=2, bos_token_id=0, eos_token_id=1, pad_token_id=2, initializer_range=0.3,
+    )  # fmt: skip
+    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    accelerate(model, k=8, input_ids=words(20, 24, 9), method="preview")
+    first, before = words(1, 6, 5), getattr(getattr(model, place) if place else model, name)
+    for number, reasons in ((value, {"logits changed otherwise than at first"}), (before, set())):
+        setattr(getattr(model, place) if place else model, name, number)
+        expected = 4000 * model(first).logits[0, -1].detach().double().softmax(-1)
+        rows = dict(counted(model))
+        torch.manual_seed(1)
+        drawn = model.generate(first, do_sample=True, top_k=0, max_new_tokens=1, num_return_sequences=4000)[:, -1]
+        assert ((torch.bincount(drawn, minlength=WORDS) - expected).abs() < 6 * expected.sqrt() + 6).all()
+        assert {name for name, count in counted(model).items() if count != rows.get(name)} == reasons
 
 
 def test_a_dtype_without_codes_takes_the_full_layer(pair):
@@ -257,6 +379,7 @@ def test_parts_of_the_layer_stay_parts_of_the_model(pair):
             super().__init__(32, WORDS)
             self.more = nn.Linear(32, WORDS)
             self.register_buffer("gate", torch.rand(WORDS))
+            self.register_buffer("passing", torch.rand(WORDS), persistent=False)
 
         def forward(self, hidden):
             return super().forward(hidden) + self.gate * self.more(hidden)
@@ -267,6 +390,7 @@ def test_parts_of_the_layer_stay_parts_of_the_model(pair):
     with pytest.warns(UserWarning, match="its logits are not those of its output layer"):
         accelerate(fast, k=40, input_ids=words(20, 24, 9), certify=True, method="preview")
     assert set(fast.state_dict()) == set(plain.state_dict())
+    assert "lm_head.passing" not in fast.state_dict()
     check(fast.bfloat16(), plain.bfloat16())
 
 

@@ -33,7 +33,7 @@ from memhier.ann.decoder.module.generation import Logits, Need, need_of, needed_
 from memhier.ann.decoder.module.outcome import Change, Outcome, outcome_allows
 from memhier.ann.decoder.module.sampling import HEAD_WORDS
 from memhier.ann.decoder.module.steps import StepScores, steps_of
-from memhier.ann.decoder.module.watch import digest_of, is_computed, is_hooked, state_of, unlike
+from memhier.ann.decoder.module.watch import digest_of, is_computed, is_hooked, marks_of, state_of, unlike
 
 __all__ = ["AcceleratedHead", "accelerate", "rescore", "undo"]
 
@@ -92,11 +92,10 @@ class AcceleratedHead(nn.Linear):
         generates: bool = False,
     ) -> None:
         nn.Module.__init__(self)  # Linear's own makes weights
-        self.in_features, self.out_features = head.in_features, head.out_features
-        self.__dict__["head"] = head
         # Both modules share their dictionaries, which torch has no public way to do: a state dict keeps its names, and
-        # a parameter that a state dict or a conversion replaces is replaced in the layer, too.
-        self.__dict__.update({name: vars(head)[name] for name in ("_parameters", "_buffers", "_modules")})
+        # a parameter or hook that is set in one is set in both. All calls are of this one, so a hook runs once.
+        self.__dict__.update({name: value for name, value in vars(head).items() if name != "forward"})
+        self.__dict__["head"] = head
         self.proofs: Choices
         self.choices: Choices
         self.certify: bool
@@ -106,6 +105,7 @@ class AcceleratedHead(nn.Linear):
         self.change: Change | None
         self.outcome, self.change, self.generates = outcome, change, generates
         self._seen, self._digest = state_of(head), digest_of(head)
+        self.marks: list[object] = []
         self._full: Counter[str] = Counter()
         self.calls: int
         self.completed: int
@@ -177,8 +177,7 @@ class AcceleratedHead(nn.Linear):
         if any(name not in self._parameters and hasattr(self, name) for name in ("weight", "bias")):
             # A parametrization or a mask took the parameter out, and gives its result to this module alone.
             return nn.functional.linear(hidden, self.weight, self.bias)
-        # Hooks of all modules take part in the call of this one.
-        found: Tensor = self.head.forward(hidden) if is_hooked() else self.head(hidden)
+        found: Tensor = self.head.forward(hidden)  # hooks take part in the call of this module
         return found
 
     def filled(self, hidden: Tensor) -> Tensor:
@@ -210,7 +209,7 @@ class AcceleratedHead(nn.Linear):
     def notice(self) -> None:
         """Let the next step code the layer's rows again where they differ, as after writes to ``weight.data``.
 
-        ``generate`` calls this. It reads the layer once, which costs less than a full product of one hidden state.
+        ``generate`` calls this. It reads the layer once, which costs about as much as a full product of one state.
         """
         if self._digest != digest_of(self.head):
             self._seen = []
@@ -302,7 +301,8 @@ def accelerate(
     `eta_cutoff` behind a `top_p` without a `top_k`, steps in doubt, a layer with hooks, autocast, and calls of the
     model outside ``generate`` (a loss, a loop of your own). ``model.get_output_embeddings().stats()`` counts their rows
     by reason. Prompt look-up and an assistant model find the largest logits of all positions. An adapter on the layer
-    (PEFT), a parametrization, a mask, a quantiser or another dtype take the full layer for as long as they last.
+    (PEFT), a parametrization, a mask, a quantiser or another dtype take the full layer for as long as they last, and so
+    do a new scale or cap of logits, hooks and a forward that the model got since.
 
     Parameters
     ----------
@@ -392,6 +392,7 @@ def accelerate(
     )  # fmt: skip
     if method == "auto":
         replacement.choices, replacement.proofs = _measured(replacement, contexts, seed)
+    replacement.marks = marks_of(model)
     replacement.train(model.training)
     _settable(model).set_output_embeddings(replacement)
     if hasattr(model, "generate") and "generate" not in model.__dict__:  # one of the caller's own stays
@@ -406,7 +407,7 @@ def generate(model: Any, *arguments: Any, **options: Any) -> Any:
     head = model.get_output_embeddings()
     if not isinstance(head, AcceleratedHead):
         return type(model).generate(model, *arguments, **options)
-    obstacle = head.obstacle()
+    obstacle = head.obstacle() or ("" if head.marks == marks_of(model) else "logits changed otherwise than at first")
     if not obstacle:
         head.notice()
     with writing(head, Need("full", obstacle) if obstacle else need_of(model, arguments, options)):
@@ -472,7 +473,7 @@ def undo(model: Model) -> Model:
     Raises
     ------
     ValueError
-        If the model is not accelerated, or its layer has a parametrization or a mask.
+        If the model is not accelerated, or its layer got a parametrization, a mask or a forward of its own since.
 
     Examples
     --------
@@ -489,8 +490,12 @@ def undo(model: Model) -> Model:
     head = _output_layer(model)
     if not isinstance(head, AcceleratedHead):
         raise ValueError("model: not accelerated, so there is nothing to undo")
-    if not all(hasattr(head.head, name) for name in ("weight", "bias")):
-        raise ValueError("model: its output layer has a parametrization or a mask; remove it first")
+    now, layer = vars(head), vars(head.head)
+    if "forward" in now or not all(hasattr(head.head, name) for name in ("weight", "bias")):
+        raise ValueError(
+            "model: its output layer has a parametrization, a mask or a forward of its own; remove it first"
+        )
+    layer.update({name: now[name] for name in layer if name in now})  # its mode, and others that were set since
     _settable(model).set_output_embeddings(head.head)
     for name, own in (("generate", generate), (_PROCESSORS, processors_of)):
         if getattr(model.__dict__.get(name), "func", None) is own:
