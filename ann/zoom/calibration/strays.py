@@ -20,6 +20,8 @@ _NEARLY_ALL = 0.999  # of the vectors measured
 _BEYOND = 1.1  # times the distance of these, from which on a vector is a stray
 _DEVIATIONS = 4.0  # along the direction of a stray, that a usual query does not exceed
 _AXES = 8192  # of all directions kept
+_LIST_AXES = 64  # that a list takes beside those of its direction
+_LIST_BYTES = 320  # of the objects of a list, without its direction
 _LEAST_RADIUS = 0.5  # of a list, in usual lengths of residuals: one of copies has none
 
 Floats: TypeAlias = npt.NDArray[np.float32]
@@ -56,33 +58,33 @@ class Strays:
         for row in np.flatnonzero(lengths > _BEYOND * self.rim * radii).tolist():
             number, length = int(numbers[row]), float(lengths[row])
             radius, longest, _ = lists.get(number, (float(radii[row]), 0.0, b""))
-            if length > longest and (number in lists or len(lists) < max(1, _AXES // turned.shape[1])):
+            if length > longest:
                 lists[number] = radius, length, np.rint(residuals[row] * (127 / length)).astype(np.int8).tobytes()
+            if len(lists) > max(1, _AXES // (turned.shape[1] + _LIST_AXES)):
+                del lists[min(lists, key=lambda each: lists[each][1] - self.rim * lists[each][0])]
         return replace(self, lists=lists)
 
-    def perhaps_near(self, scanned: Tallies, preview: Preview) -> list[int]:
+    @property
+    def memory_bytes(self) -> int:
+        """DRAM held, in bytes."""
+        return sum(_LIST_BYTES + len(direction) for _, _, direction in self.lists.values())
+
+    def perhaps_near(self, scanned: Tallies) -> list[int]:
         """Return the numbers of queries that may lie where strays do, by a `SCAN_TALLY` ``[q]`` of each."""
-        least = _LEAST_RADIUS * preview.book.unit if isinstance(preview.book, CodeBook) else 0.0
-        if len(scanned) == 1:  # as most calls have
-            *_, number, away = scanned.item()
-            is_far = away > (self.rim * max(least, preview.radii.item(number))) ** 2
-            return [0] if number in self.lists or is_far else []
-        far = scanned["away"] > np.square(self.rim * _radii(scanned["nearest"], preview))
-        return [query for query, number in enumerate(scanned["nearest"].tolist()) if number in self.lists or far[query]]
+        return [query for query, number in enumerate(scanned["nearest"].tolist()) if number in self.lists]
 
     def near(self, turned: Floats, preview: Preview) -> npt.NDArray[np.bool_]:
-        """Return which of turned queries ``[q, d]`` lie along a stray, or as far from their centroids as these do."""
+        """Return which of turned queries ``[q, d]`` lie in a list of strays: along one, or as far from its centroid."""
         assert isinstance(preview.book, CodeBook)
         numbers, residuals = _residuals(turned, preview)
-        lengths, radii = np.linalg.norm(residuals, axis=1), _radii(numbers, preview)
+        lengths, far = np.linalg.norm(residuals, axis=1), np.zeros(len(turned), np.bool_)
         for query, number in enumerate(numbers.tolist()):
             if number in self.lists:
-                radii[query], _, direction = self.lists[number]
+                radius, _, direction = self.lists[number]
                 axes = np.frombuffer(direction, np.int8)[: turned.shape[1]].astype(np.float32)
                 spread = np.sqrt(np.square(axes) @ preview.book.share[: len(axes)])
-                if residuals[query, : len(axes)] @ axes > _DEVIATIONS * radii[query] * spread:
-                    lengths[query] = np.inf
-        far: npt.NDArray[np.bool_] = lengths > self.rim * radii
+                along = residuals[query, : len(axes)] @ axes > _DEVIATIONS * radius * spread
+                far[query] = along or lengths[query] > self.rim * radius
         return far
 
     def to_json(self) -> dict[str, Any]:

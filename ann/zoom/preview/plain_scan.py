@@ -90,8 +90,8 @@ class PlainScan:
         found.estimates[number, : len(kept)] = self._estimates[kept]
         found.counts[number] = len(kept)
         found.thresholds[number] = threshold
-        tally = self._probed, len(self._positions), len(order) > len(kept), self._open, self._nearest, self._away
-        found.tally[number] = tally
+        cut_short = len(order) > len(kept)
+        found.tally[number] = self._probed, len(self._positions), cut_short, self._open, self._nearest
 
     def _ends_at(self, number: int) -> bool:
         """Return whether a list ends the scan."""

@@ -27,12 +27,10 @@ __all__ = [
 
 _LOGISTIC = 1.702  # of a normal distribution, the scale of the logistic one like it
 _PART_SHIFT = 40  # a position is the number of its part, then 40 bits of row
-SCAN_TALLY = np.dtype(
-    [(name, np.int64) for name in ("probed", "scanned", "cut_short", "open", "nearest")] + [("away", np.float64)]
-)
+SCAN_TALLY = np.dtype([(name, np.int64) for name in ("probed", "scanned", "cut_short", "open", "nearest")])
 """Of a query: lists scanned (of which any row may be found), codes scanned, 1 where candidates were left out for lack
-of room, 1 where the probes ended before a list lay far enough beyond the first; and the nearest list scanned with its
-squared distance, -1 and infinity of inner products."""
+of room, 1 where the probes ended before a list lay far enough beyond the first; and the nearest list scanned, -1
+of inner products."""
 REACH = 2.0  # spreads of a list's residuals beyond its centroid, that its best vector is taken to lie
 
 Floats: TypeAlias = npt.NDArray[np.float32]

@@ -22,6 +22,7 @@ __all__ = ["WITHIN_TALLY", "Within", "all_nearest", "range_effort", "search_rang
 
 _LIMIT = 1024  # candidates of a query that are read together
 _LIST_BYTES = 24  # of its number, for a query that probes all of them
+_NEAR = 64  # lists around a query, that hold nearly all of its neighbours
 _ROUNDING = 1e-5  # of the terms of a distance
 WITHIN_TALLY = np.dtype([(name, np.int64) for name in ("probed", "scanned", "ranked", "page_requests", "hot_pages")])
 """Of a query: the numbers of these names in `SCAN_TALLY` and `RANK_TALLY`."""
@@ -52,10 +53,16 @@ def range_effort(calibration: Calibration, lists: int, recall: float) -> tuple[E
     return Effort(lists, eps=max(effort.eps for effort, _ in known)), True
 
 
-def search_range(search: Search, queries: Floats, radii: Floats, effort: Effort) -> list[Within]:
-    """Return the vectors within `radii`, in the metric's unit ``[q]``, of queries float32 ``[q, d]``."""
+def search_range(
+    search: Search, queries: Floats, radii: Floats, effort: Effort, beside: Ints | None = None
+) -> list[Within]:
+    """Return the vectors within `radii`, in the metric's unit ``[q]``, of queries float32 ``[q, d]``.
+
+    They are those of all lists, or of the lists nearest to each query and of some `beside` these.
+    """
     snapshot = search.snapshot
     each = _LIMIT * CANDIDATE_BYTES + 16 * snapshot.space.padded + _LIST_BYTES * snapshot.preview.lists
+    each += 0 if beside is None else (_NEAR + 1) * _LIST_BYTES * (1 + len(beside))
     step = max(1, search.scan_bytes // each)
     results = []
     for start in range(0, len(queries), step):
@@ -63,7 +70,7 @@ def search_range(search: Search, queries: Floats, radii: Floats, effort: Effort)
         part = slice(start, start + step)
         scan = _Scan(search, queries[part], radii[part], effort.eps, search.numbers[start:])
         if search.selection.rows.total:
-            scan.all_lists()
+            scan.all_lists() if beside is None else scan.near_lists(beside)
         if len(snapshot.fresh):
             every = len(snapshot.fresh)
             near = snapshot.fresh.nearest(queries[part], snapshot.space.metric, every, search.selection.fresh)
@@ -80,6 +87,7 @@ def all_nearest(
     effort: Effort | None = None,
     rows: npt.NDArray[np.bool_] | None = None,
     radius: Floats | None = None,
+    beside: Ints | None = None,
 ) -> Found:
     """Return the nearest of each query among everything as near as the k-th of `found`, with `found` completed.
 
@@ -93,6 +101,8 @@ def all_nearest(
         bool ``[q]``: the queries to do it for; all when not given.
     radius
         float32 ``[q]``: the largest distance wanted; none when not given.
+    beside
+        As for :func:`search_range`.
     """
     snapshot = search.snapshot
     k = found.ids.shape[1]
@@ -105,7 +115,7 @@ def all_nearest(
     if search.trace is not None and len(complete):
         most = snapshot.space.remoteness(radii[complete], queries[complete], _ROUNDING)
         search.trace.completed(effort.eps, float(most[0]), float(radii[complete[0]]))
-    within = search_range(search, queries[complete], radii[complete], effort)
+    within = search_range(search, queries[complete], radii[complete], effort, beside)
     found = Found(
         found.ids, found.distances, found.scanned.copy(), found.admitted, found.ranked.copy(), found.cut_short
     )  # fmt: skip
@@ -149,6 +159,13 @@ class _Scan:
         if lists is None:
             lists = np.arange(self._snapshot.preview.lists)
         self._lists(every, np.broadcast_to(lists, (len(every), len(lists))), _LIMIT)
+
+    def near_lists(self, beside: Ints) -> None:
+        """Look for them in the lists nearest to each query, and in those `beside`."""
+        preview = self._snapshot.preview
+        near = preview.route(self._turned, min(_NEAR, preview.lists))
+        more = np.where((near[:, :, None] == beside).any(axis=1), -1, beside)
+        self._lists(np.arange(len(near)), -np.sort(-np.hstack([near, more])), _LIMIT)
 
     def _lists(self, chosen: Ints, probes: Ints, limit: int) -> None:
         """Look for the vectors of some queries in lists of each, ``[chosen, p]``."""

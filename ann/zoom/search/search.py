@@ -35,6 +35,7 @@ __all__ = ["CANDIDATE_BYTES", "Found", "Search", "Selection", "candidate_limit",
 
 CANDIDATE_BYTES = 64  # position, bound, estimate, file, offset and id of one candidate
 _AXIS_BYTES = 16  # of a query on its way into the preview's space
+_STRAY_AXIS = 32  # likewise, where its residual is compared with those of far vectors
 _PROBE_BYTES = 8  # of a list that a query is routed to
 # Of the native core: queries that it routes together, and lists that it compares at a time; bytes of an axis of
 # one of these (of inner products half as many again), of a distance and of a candidate before the ranking; and bytes of
@@ -255,12 +256,13 @@ class Search:
         snapshot, preview = self.snapshot, self.snapshot.preview
         if (strays := snapshot.calibration.strays) is None or not strays.lists:
             return None
-        some = list(range(len(queries))) if scanned is None else strays.perhaps_near(scanned, preview)
-        if not some:
-            return None
+        some = list(range(len(queries))) if scanned is None else strays.perhaps_near(scanned)
         far = np.zeros(len(queries), np.bool_)
-        far[some] = strays.near(preview.turn(snapshot.space.queries(queries[some])), preview)
-        return far if far.any() else None
+        step = max(1, self.scan_bytes // (_STRAY_AXIS * snapshot.space.padded))
+        for start in range(0, len(some), step):
+            part = some[start : start + step]
+            far[part] = strays.near(preview.turn(snapshot.space.queries(queries[part])), preview)
+        return far if some and far.any() else None
 
     def compiled(self, effort: Effort) -> Any:
         """Return the state that one call of the native core searches with an effort; None where it takes steps."""

@@ -166,9 +166,11 @@ class Searcher:
         cut, far, unlimited, exact = found.cut_short, None, limits is NO_LIMITS, plan.escalation == "exact"
         if promises := options.nprobe is None and options.candidates is None:
             far = None if exact else search.near_strays(queries, found.scanned)
-        if unlimited and (exact or far is not None):
-            plan = replace(plan, escalation="exact")
-            found = all_nearest(search, queries, found, rows=far, radius=radius)
+        if unlimited and exact:
+            found = all_nearest(search, queries, found, radius=radius)
+        elif unlimited and far is not None and (strays := state.calibration.strays) is not None:
+            plan, beside = replace(plan, escalation="wider"), np.fromiter(strays.lists, np.int64)
+            found = all_nearest(search, queries, found, rows=far, radius=radius, beside=beside)
         if unlimited and not exact and any(cut.tolist()) and state.preview.coding == "rabitq":
             found = all_nearest(search, queries, found, plan.effort, cut, radius)
         ids, distances = found.ids, found.distances

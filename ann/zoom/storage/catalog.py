@@ -207,6 +207,8 @@ class Description:
         known = found.calibration.efforts.keys()
         if known != found.calibration.reached.keys() or not found.calibration.tried.keys() <= known:
             raise CorruptionError(f"{where}: efforts and recalls are of other numbers of neighbours")
+        if (strays := found.calibration.strays) is not None and max(strays.lists, default=-1) >= found.lists:
+            raise CorruptionError(f"{where}: strays in a list beyond the {found.lists} of the index")
         return found
 
 

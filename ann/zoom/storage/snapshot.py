@@ -252,6 +252,7 @@ class Footprint:
         if state.schema:  # the bitmap of the rows that a filter selects
             each += state.bitmap_bytes
         parts = state.preview.memory_bytes + held_bytes(state.parts) + state.fresh.memory_bytes
+        parts += 0 if (strays := state.calibration.strays) is None else strays.memory_bytes
         outside = self._store.memory_bytes + self._reader.memory_bytes + self._cache.memory_bytes
         return parts + state.hot.memory_bytes + outside + self._searches * each + self.audit_bytes
 

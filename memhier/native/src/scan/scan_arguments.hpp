@@ -128,16 +128,15 @@ struct WavePart {
 // SCAN_TALLY of memhier.ann.zoom.preview.code_scan, for each query.
 struct ScanTally {
   std::int64_t probed, scanned, cut_short, open, nearest;
-  double away;
 
   static ScanTally of(const Progress& progress, std::int64_t scanned) {
     const Reach& reach = progress.reach;
     const std::int64_t cut_short = progress.admitted.truncated() ? 1 : 0, open = progress.closed ? 0 : 1;
-    return {reach.probed, scanned, cut_short, open, reach.nearest, reach.away};
+    return {reach.probed, scanned, cut_short, open, reach.nearest};
   }
 };
-static_assert(sizeof(ScanTally) == 48 && offsetof(ScanTally, scanned) == 8 && offsetof(ScanTally, cut_short) == 16 &&
-              offsetof(ScanTally, open) == 24 && offsetof(ScanTally, nearest) == 32 && offsetof(ScanTally, away) == 40);
+static_assert(sizeof(ScanTally) == 40 && offsetof(ScanTally, scanned) == 8 && offsetof(ScanTally, cut_short) == 16 &&
+              offsetof(ScanTally, open) == 24 && offsetof(ScanTally, nearest) == 32);
 
 // The candidates of each query, [q, limit] in ascending order of the lower bound, with their ids where they are known;
 // and [q]: how many they are, the threshold they passed, and the work done.
