@@ -55,7 +55,8 @@ class Strays:
         """Return those after vectors such as some turned ones ``[n, d]`` were written."""
         numbers, residuals = _residuals(turned, preview)
         lengths, radii, lists = np.linalg.norm(residuals, axis=1), _radii(numbers, preview), dict(self.lists)
-        for row in np.flatnonzero(lengths > _BEYOND * self.rim * radii).tolist():
+        had_vectors = preview.radii[numbers] > 0  # an empty list tells nothing about those that are far
+        for row in np.flatnonzero((lengths > _BEYOND * self.rim * radii) & had_vectors).tolist():
             number, length = int(numbers[row]), float(lengths[row])
             radius, longest, _ = lists.get(number, (float(radii[row]), 0.0, b""))
             if length > longest:
