@@ -96,7 +96,7 @@ def all_nearest(
     Parameters
     ----------
     effort
-        The lists and bounds that decide which vectors may be as near; all lists and the widest bounds when not given.
+        Its bounds decide which vectors may be as near; the widest when not given.
     rows
         bool ``[q]``: the queries to do it for; all when not given.
     radius
