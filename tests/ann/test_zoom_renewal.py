@@ -160,6 +160,25 @@ def test_changes_while_an_index_is_made_anew_are_carried_over(tmp_path, monkeypa
         assert holds(index, model.rows)
 
 
+@pytest.mark.parametrize("few", [1, 1024])
+def test_vectors_that_drift_away_while_an_index_is_made_anew_are_known(tmp_path, monkeypatch, held, few):
+    monkeypatch.setattr(life, "_FEW_ROWS", few)
+    base, away = make(3000, 48), make(60, 48, seed=1, shift=1.0)
+    away += np.linspace(3, 10, 60, dtype=np.float32)[:, None]
+    with ZoomIndex.build(tmp_path / "index", base[:2000], dram=430_000, grow_to=4000) as index:
+        with held(life, "renew"):
+            index.add(base[2000:])
+            index.commit()
+            index.add(away)
+            index.commit()
+        while index.stats()["calibrated_vectors"] == 2000:
+            wait_until(index, "ready")
+            index.commit()
+        assert index.stats()["renewal"] == "none"
+        assert index.search(away[-5:], 10, recall=0.9).stats["escalated"] == "wider"
+        assert index.search(base[:100], 10, recall=0.9).stats["escalated"] == "no"
+
+
 @pytest.mark.parametrize("strings", [False, True])
 def test_changes_while_parts_are_joined_are_carried_over(tmp_path, monkeypatch, held, strings):
     monkeypatch.setattr(life, "_FEW_ROWS", 1)

@@ -3,7 +3,7 @@
 Their codes may err all one way. And of vectors far from all centroids, the nearest lie in many lists, on many pages.
 """
 
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +11,7 @@ import numpy.typing as npt
 from memhier.ann.zoom.preview.codes import CodeBook
 from memhier.ann.zoom.preview.preview import Preview
 from memhier.ann.zoom.preview.space import PreviewSpace
+from memhier.ann.zoom.source import VectorSource
 
 __all__ = ["FAR_SHARE", "excess_beyond", "lengths_of_residuals", "one_way_error", "some_of_added"]
 
@@ -25,11 +26,11 @@ _CHANCE = 3.0  # standard errors of that share
 Floats: TypeAlias = npt.NDArray[np.float32]
 
 
-def some_of_added(vectors: npt.NDArray[Any], preview: Preview, space: PreviewSpace, work_bytes: int) -> Floats:
+def some_of_added(vectors: VectorSource, preview: Preview, space: PreviewSpace, work_bytes: int) -> Floats:
     """Return some turned vectors of those ``[n, d]`` that an index gets, to look at with `work_bytes` of DRAM."""
     most = min(_MOST, max(_LEAST, work_bytes // (_AXIS_BYTES * space.padded)))
-    step = max(1, -(-len(vectors) // most))
-    return preview.turn(space.vectors(vectors[::step]))
+    step = max(1, -(-vectors.count // most))
+    return preview.turn(space.vectors(vectors.take(np.arange(0, vectors.count, step))))
 
 
 def lengths_of_residuals(turned: Floats, preview: Preview) -> Floats:

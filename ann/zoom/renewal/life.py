@@ -497,7 +497,7 @@ class IndexWriter:
             if fresh.records is not None:
                 write_records(tx, f"{name}-docs", [fresh.records[order].tolist()])
             pending = [*about.pending, arrays.entry(name)]
-            some = some_of_added(fresh.vectors, preview, state.space, self._work_bytes)
+            some = some_of_added(source, preview, state.space, self._work_bytes)
             calibration = state.calibration.written(some, preview, len(fresh.vectors))
             if first:
                 write_preview(tx, preview)
@@ -624,7 +624,7 @@ class IndexWriter:
 
     def _switch(self, state: IndexSnapshot, renewed: Renewed) -> IndexSnapshot:
         """Make a snapshot durable in its renewed form, and code newer parts for it."""
-        about, preview = self.about, renewed.book
+        about, preview, calibration = self.about, renewed.book, renewed.calibration
         task = self._task(state, state.parts[len(renewed.replaced) :])
         try:
             with self._begin() as tx:
@@ -633,13 +633,13 @@ class IndexWriter:
                 known = [made.arrays for made in renewed.parts]
                 tx.adopt(renewed.staging)
                 if any(part.alive_count for part in task.parts):
-                    arrays, _ = write_recoded(tx, task, task.parts, preview, self._reader)
+                    arrays, _, calibration = write_recoded(tx, task, task.parts, renewed, self._reader)
                     entries.append(arrays.entry(task.name))
                     pieces.append(arrays)
                     known.append(arrays)
                 preview = replace(preview, radii=radii_of(pieces, preview))
                 tx.segment("radii").append(preview.radii)
-                calibration = renewed.calibration.changed(state.calibration.changes - renewed.changes)
+                calibration = calibration.changed(state.calibration.changes - renewed.changes)
                 about = replace(self.about, lists=preview.lists, book_bytes=preview.book.code_bytes, hot=[])
                 about = replace(about, trained_on=calibration.vectors, calibration=calibration)
                 self._publish(tx, replace(about, parts=entries, pending=[]), durable=True)

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from memhier.ann.zoom.calibration.added import some_of_added
 from memhier.ann.zoom.calibration.calibrate import Calibration
 from memhier.ann.zoom.construction.construct import construct
 from memhier.ann.zoom.construction.silent import SilentBar
@@ -188,29 +189,35 @@ def follow(task: Task, renewed: Renewed) -> Renewed:
     """Write newer parts as one, with the lists and codes of `renewed`."""
     try:
         with task.store.stage(task.buffer_bytes) as staging, task.opened() as (parts, reader):
-            arrays, rows = write_recoded(staging, task, parts, renewed.book, reader)
+            arrays, rows, calibration = write_recoded(staging, task, parts, renewed, reader)
             part = _made(task, staging, arrays, renewed.book, rows)
     except BaseException:
         renewed.drop()
         raise
-    return replace(renewed, parts=(*renewed.parts, part), rounds=renewed.rounds + 1)
+    return replace(renewed, parts=(*renewed.parts, part), calibration=calibration, rounds=renewed.rounds + 1)
 
 
 def write_recoded(
-    tx: Transaction | Staging, task: Task, parts: Sequence[IndexPart], preview: Preview, reader: Reader
-) -> tuple[PartArrays, npt.NDArray[Any]]:
-    """Write the parts of a task as one, coded for another preview; return its arrays, and where its rows come from.
+    tx: Transaction | Staging, task: Task, parts: Sequence[IndexPart], renewed: Renewed, reader: Reader
+) -> tuple[PartArrays, npt.NDArray[Any], Calibration]:
+    """Write the parts of a task as one, with the codes of `renewed`; return its arrays, and where its rows come from.
+
+    The calibration that it returns has measured them.
 
     Parameters
     ----------
     parts, reader
         The parts of the task, opened with this reader.
     """
+    preview, calibration = renewed.book, renewed.calibration
     source = PartsSource(parts, task.dtype, task.space.dimension, reader)
     arrays, order = write_coded(tx, task.name, source, source.ids, preview, task.space, task.work_bytes)
     rows = source.rows[order]
     write_carried(tx, task.name, parts, task.schema, rows, task.work_bytes)
-    return arrays, rows
+    if source.count:
+        some = some_of_added(source, preview, task.space, task.work_bytes)
+        calibration = calibration.written(some, preview, source.count)
+    return arrays, rows, calibration
 
 
 def _made(task: Task, staging: Staging, arrays: PartArrays, preview: Preview, rows: npt.NDArray[Any]) -> Made:
