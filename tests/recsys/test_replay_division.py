@@ -77,10 +77,10 @@ def test_private_memory_is_that_of_the_budget_and_a_base_of_the_process(tmp_path
     assert max(bases) - min(bases) < MIB  # whatever the budget, however long the run
     assert max(bases) < 8 * MIB
     most = []
-    for number in range(3):  # one run in some twenty had .36 MiB more, on a busy machine
+    for number in range(3):  # on a busy machine one run in some twenty had .36 MiB more, and once three of three .2 MiB
         (tmp_path / f"warm-{number}").mkdir()
         most.append(private_and_counted(tmp_path / f"warm-{number}", "2MiB", 240, "warm")[0])
-    assert min(most) < 1.05 * 2 * MIB
+    assert min(most) < 1.15 * 2 * MIB
     assert max(most) < 1.5 * 2 * MIB
 
 
