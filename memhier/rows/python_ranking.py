@@ -14,6 +14,7 @@ from memhier.rows.rank_request import RANK_TALLY, HotPages, Ranking, RankRequest
 __all__ = ["rank"]
 
 _PAGES = 64  # read together; the compiled core ranks each as it lands
+_ROUNDING = 1 / 1024  # of a bound, beyond which a candidate lies nearer than it: less may be rounding
 _BOUND, _ALL_READ, _MAX_READS, _DEADLINE = range(4)
 
 Ints = npt.NDArray[np.int64]
@@ -74,6 +75,7 @@ class _Query:
         self._next, self._stop = int(request.first[number]), int(request.first[number + 1])
         self._taken: set[int] = set()
         self._read: set[int] = set()  # pages that are ranked whole
+        self._misled = True  # whether each candidate read lies nearer than its bound
 
     def choose(self) -> bool:
         """Set `wanted` to the candidates that this round ranks; return False once nothing more is needed."""
@@ -82,9 +84,10 @@ class _Query:
         done = self.tally
         before = done["ranked"] if request.page_rows is None else done["page_requests"] + done["hot_pages"]
         quota = round_limit(done["rounds"], before, request.first_round)
+        bounded = done["rounds"] == 0 or not self._misled
         self.wanted, pages, reason = [], set[int](), _ALL_READ
         while self._next < self._stop and len(self.wanted) < quota:
-            if request.lower[self._next] > most:
+            if bounded and request.lower[self._next] > most:
                 reason = _BOUND
                 break
             wants = self._want_page(self._next) if request.page_rows is not None else self._want(self._next, pages)
@@ -103,6 +106,12 @@ class _Query:
                 self.wanted.append(at)
         done["rounds"] += 1
         return True
+
+    def compare(self, at: int, distance: float) -> None:
+        """Note whether a candidate that was read keeps its bound."""
+        lower = float(self._request.lower[at])
+        if not lower - distance > _ROUNDING * abs(lower):
+            self._misled = False
 
     def offer(self, distance: float, name: int, file: int, offset: int) -> None:
         """Take in the exact distance of a row, and where it lies."""
@@ -185,6 +194,7 @@ def _rank_part(
     if request.metric == "cosine":
         near = np.maximum(near, 0)  # rounding takes equal directions just below
     for (state, at), distance in zip(everything, near.tolist(), strict=True):
+        state.compare(at, distance)
         state.offer(distance, int(request.ids[at]), int(request.files[at]), int(request.offsets[at]))
 
 
@@ -210,6 +220,7 @@ def _rank_pages(reader: Reader, request: RankRequest, wanted: list[tuple[_Query,
         near = distances(request.queries[state.number], vectors, request.metric, dtype=request.dtype)
         if request.metric == "cosine":
             near = np.maximum(near, 0)  # rounding takes equal directions just below
+        state.compare(at, float(near[int(request.offsets[at]) % PAGE_BYTES // request.row_bytes]))
         for within, distance in enumerate(near.tolist()):
             row = start * per_page + within
             if known.allowed is None or int(known.allowed[row >> 6]) >> (row & 63) & 1:

@@ -449,6 +449,23 @@ def test_queries_near_vectors_that_drifted_away_find_the_recall_declared(tmp_pat
 
 
 @tight
+def test_the_nearest_of_a_drift_within_the_usual_distance_is_found(tmp_path):
+    random = np.random.default_rng(1)
+    centres = 3 * random.normal(size=(60, 48))
+    base = centres[random.integers(0, 60, 4000)] + random.normal(size=(4000, 48))
+    away = random.normal(size=48)
+    drift = np.linspace(0, 10, 200)[:, None] * away / np.linalg.norm(away)
+    late = centres[0] + drift + 0.25 * random.normal(size=(200, 48))
+    queries = (late[-20:] + 0.08 * random.normal(size=(20, 48))).astype(np.float32)
+    base, late = base.astype(np.float32), late.astype(np.float32)
+    index_of_drift(tmp_path / "index", base, late)
+    with ZoomIndex.open(tmp_path / "index") as index:
+        found = index.search(queries, 1, recall=0.9)  # the codes of all that drift say too much by as many errors
+        assert recall_at_k(found.distances, exact_neighbours(np.concatenate([base, late]), queries, 1)[1]) >= 0.9
+        assert found.stats["escalated"] == "no"  # the bounds stop at the first page where they are believed
+
+
+@tight
 def test_queries_of_one_batch_find_near_drifting_vectors_as_each_alone(tmp_path):
     base, late, queries = drifting()
     price = index_of_drift(tmp_path / "index", base, late)

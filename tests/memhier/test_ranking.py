@@ -370,3 +370,35 @@ def test_a_closed_reader_says_so(folder: Path) -> None:
         request = rows.request(1, "l2", 2, 20)
     with pytest.raises(ClosedError):
         run(reader, request)
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("dtype", ["float32", "uint8"])
+@pytest.mark.parametrize("dimension", [97, 1500])
+def test_bounds_that_fail_for_all_rows_read_stop_nothing(
+    reader: Reader, folder: Path, metric: str, dtype: str, dimension: int
+) -> None:
+    rows = Rows.write(folder, reader, 97, dimension, dtype, seed=11)
+    query = np.random.default_rng(2).integers(0, 4, (1, dimension)).astype(np.float32)
+    exact = rows.distances(query[0], np.arange(97), metric)
+    order = np.argsort(-exact, kind="stable")  # the farthest have the lowest bounds, which exceed all distances
+    lower = (4 * np.abs(exact).max() - exact)[order]
+
+    def found(lower: npt.NDArray[Any], k: int) -> Ranking:
+        return run(
+            reader,
+            RankRequest(
+                query, metric, dtype, rows.vectors.itemsize * dimension, np.array([0, 97]), rows.files[order],
+                rows.offsets[order], lower.astype(np.float32), np.arange(97)[order], np.full(1, np.inf, np.float32), k,
+                first_round=k,
+            ),
+        )  # fmt: skip
+
+    for k in (1, 4):
+        misled = found(lower, k)
+        assert misled.distances[0].tolist() == np.sort(exact)[:k].tolist()
+        assert misled.tally["ranked"][0] == 97
+        assert STOPS[misled.tally["stopped"][0]] == "all_read"
+        kept = found(np.concatenate([[exact[order[0]]], lower[1:]]), k)  # one bound holds, so that others do, too
+        assert kept.tally["ranked"][0] < 97
+        assert STOPS[kept.tally["stopped"][0]] == "bound"

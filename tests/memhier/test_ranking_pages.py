@@ -137,6 +137,24 @@ def test_all_that_lies_on_the_pages_of_candidates_is_ranked(
         assert [tuple(each) for each in both] == wanted
 
 
+@pytest.mark.parametrize("metric", METRICS)
+def test_bounds_that_fail_for_the_candidate_of_each_page_read_stop_nothing(
+    reader: Reader, folder: Path, metric: str
+) -> None:
+    packed = Packed(folder, reader, (200, 129), 96, "float32", 5)
+    request = packed.request(3, metric, 1, 7)
+    above = 1e6 + np.arange(len(request.lower))  # of all distances, and ascending
+    misled = rank_rows(reader, replace(request, lower=above.astype(np.float32)))
+    below = np.where(np.isin(np.arange(len(above)), request.first), -1e6, above)  # of the first candidate of a query
+    kept = rank_rows(reader, replace(request, lower=below.astype(np.float32)))
+    for query in range(3):
+        part = slice(request.first[query], request.first[query + 1])
+        pages = np.unique(page_keys(request.files[part], request.offsets[part] // PAGE_BYTES))
+        assert misled.tally["page_requests"][query] == len(pages)
+        assert kept.tally["page_requests"][query] == min(1, len(pages))
+    assert kept.tally["page_requests"].sum() < misled.tally["page_requests"].sum()
+
+
 @pytest.mark.skipif(backend.core is None, reason="needs the compiled core")
 @given(
     seed=st.integers(0, 2**16),

@@ -2,6 +2,7 @@
 #include "rank/rounds.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 namespace memhier {
@@ -11,6 +12,9 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 // After the first round, as many at a time as are worth a wait: fewer would cost rounds, more reads that a bound would
 // save. In proportion to the rows ranked before, so that even a hard query takes few rounds.
 constexpr std::size_t kLeastRound = 8;
+
+// Of a bound, beyond which a candidate lies nearer than it: less may be rounding.
+constexpr float kRounding = 1.0F / 1024;
 
 std::size_t next_round(std::int64_t ranked) { return std::max(kLeastRound, static_cast<std::size_t>(ranked) / 2); }
 
@@ -26,7 +30,7 @@ const std::byte* HotPages::find(std::int32_t file, std::uint64_t page) const {
 
 Rounds::Rounds(const RankBatch& batch, Read read)
     : batch_(batch), fetch_(std::move(read)), nearest_(batch.count), next_(batch.first, batch.first + batch.count),
-      taken_(batch.per_page > 0 ? 0 : static_cast<std::size_t>(batch.first[batch.count])),
+      taken_(batch.per_page > 0 ? 0 : static_cast<std::size_t>(batch.first[batch.count])), misled_(batch.count, true),
       read_(batch.per_page > 0 ? batch.count : 0) {
   for (auto& heap : nearest_) heap = TopK<Nearest>(batch.k);
   distances_.resize(batch.per_page);  // now: nothing may throw while reads are on their way
@@ -82,10 +86,12 @@ bool Rounds::choose(std::uint32_t query) {
   const std::int64_t before_now = batch_.per_page > 0 ? done.page_requests + done.hot_pages : done.ranked;
   const std::size_t quota = done.rounds == 0 ? batch_.first_round : next_round(before_now);
   const std::size_t before = wanted_.size();
+  // Errors of near codes may all point one way: bounds that failed for all that was read stop nothing.
+  const bool bounded = done.rounds == 0 || !misled_[query];
   pages_.clear();
   Stop reason = Stop::all_read;
   for (std::int64_t& at = next_[query]; at < stop && wanted_.size() - before < quota; ++at) {
-    if (batch_.lower[at] > most) {
+    if (bounded && batch_.lower[at] > most) {
       reason = Stop::bound;
       break;
     }
@@ -225,6 +231,7 @@ void Rounds::rank_row(const Wanted& item, const std::byte* row) {
   distances(
       {batch_.queries + std::size_t{item.query} * batch_.dimension, row, 0, 1, batch_.dimension, nullptr, &distance},
       batch_.type, batch_.metric);
+  compare(item, distance);
   offer(item.query,
         {distance, batch_.files[item.candidate], batch_.ids[item.candidate], batch_.offsets[item.candidate]});
 }
@@ -241,6 +248,8 @@ void Rounds::rank_page(const Wanted& item, const std::byte* page) {
   distances({batch_.queries + std::size_t{item.query} * batch_.dimension, page,
              static_cast<std::ptrdiff_t>(batch_.row_bytes), count, batch_.dimension, nullptr, distances_.data()},
             batch_.type, batch_.metric);
+  const std::int64_t within = batch_.offsets[item.candidate] - start * static_cast<std::int64_t>(kPageBytes);
+  compare(item, distances_[static_cast<std::size_t>(within) / batch_.row_bytes]);
   for (std::size_t i = 0; i < count; ++i) {
     const std::int64_t row = first + static_cast<std::int64_t>(i);
     if (!rows.allows(row)) continue;
@@ -248,6 +257,12 @@ void Rounds::rank_page(const Wanted& item, const std::byte* page) {
     const auto offset = start * static_cast<std::int64_t>(kPageBytes) + static_cast<std::int64_t>(i * batch_.row_bytes);
     offer(item.query, {distances_[i], file, rows.id(row), offset});
   }
+}
+
+// Notes whether a candidate that was read keeps its bound.
+void Rounds::compare(const Wanted& item, float distance) {
+  const float lower = batch_.lower[item.candidate];
+  if (!(lower - distance > kRounding * std::abs(lower))) misled_[item.query] = false;
 }
 
 void Rounds::offer(std::uint32_t query, const Nearest& found) {

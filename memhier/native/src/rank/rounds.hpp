@@ -119,6 +119,7 @@ class Rounds {
   std::optional<Fault> rank_part(std::span<const Wanted> wanted);
   void rank_row(const Wanted& item, const std::byte* row);
   void rank_page(const Wanted& item, const std::byte* page);
+  void compare(const Wanted& item, float distance);
   void offer(std::uint32_t query, const Nearest& item);
   float threshold(std::uint32_t query) const;
   PageKey page_key(std::int64_t candidate) const;
@@ -132,6 +133,7 @@ class Rounds {
   std::vector<TopK<Nearest>> nearest_;      // by query
   std::vector<std::int64_t> next_;          // by query, the first candidate not looked at
   std::vector<bool> taken_;                 // by candidate
+  std::vector<bool> misled_;                // by query, whether each candidate read lies nearer than its bound
   std::vector<std::vector<PageKey>> read_;  // by query, the pages that are ranked whole, ascending
   std::vector<Wanted> wanted_, cold_;       // of this round; and those of them not held in DRAM
   std::vector<PageKey> pages_;  // that the query being chosen for is to have in this round: the ends of its rows
