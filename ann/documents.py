@@ -1,5 +1,6 @@
 """An index of documents by text ids, made with the first of them: the part that vector stores share."""
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -218,6 +219,8 @@ def comparison(name: str, operator: str, value: Any) -> str:
     ------
     TypeError
         For any other value.
+    ValueError
+        For NaN, which compares to nothing, and for an infinite number.
 
     Examples
     --------
@@ -254,7 +257,10 @@ def _literal(name: str, value: Any) -> str:
     if isinstance(value, bool | np.bool_):
         return "true" if value else "false"
     if isinstance(value, int | float | np.number):
-        return repr(value.item() if isinstance(value, np.number) else value)
+        number = value.item() if isinstance(value, np.number) else value
+        if isinstance(number, float) and not math.isfinite(number):
+            raise ValueError(f"filter: {name} is compared with {number}: expected a finite number")
+        return repr(number)
     if isinstance(value, str):
         return "'" + value.replace("'", "''") + "'"
     raise TypeError(f"filter: {name} is compared with {value!r}: expected a number, a bool or text")

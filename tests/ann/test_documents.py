@@ -89,6 +89,12 @@ def test_a_comparison_as_text(name, operator, value, text):
     assert comparison(name, operator, value) == text
 
 
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.float32("nan"), [1, float("inf")]])
+def test_a_comparison_with_a_number_that_is_not_finite_is_refused(value):
+    with pytest.raises(ValueError, match=r"price is compared with -?(inf|nan): expected a finite number"):
+        comparison("price", "in" if isinstance(value, list) else "<", value)
+
+
 def test_an_index_tells_which_ids_it_contains(tmp_path):
     vectors = np.random.default_rng(0).normal(size=(50, 4))
     with ZoomIndex.build(tmp_path / "x", vectors, ids=[f"n{number}" for number in range(50)], dram="3MiB") as index:
