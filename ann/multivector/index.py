@@ -38,6 +38,7 @@ from memhier.ann.zoom.search.grouped import query_groups
 from memhier.ann.zoom.storage.catalog import AUDIT_KEY
 from memhier.ann.zoom.storage.ids import as_ids, locate, refuse_clashes, stream_ids, with_repeats
 from memhier.ann.zoom.storage.layout import attribute_bytes, read_contexts, read_depth
+from memhier.ann.zoom.storage.rows import misposted
 from memhier.arguments import check_here, check_int, check_number
 from memhier.budget import parse_bytes
 from memhier.closing import Closing
@@ -740,9 +741,13 @@ class MultiVectorIndex(Closing):
 
     @shielded
     def check(self) -> list[str]:
-        """Read the whole index and return every inconsistency found, empty when there is none."""
+        """Read the whole index and return every inconsistency found, empty when there is none.
+
+        It takes DRAM beyond `dram` for the items of a block of lists, at most 1,048,576.
+        """
         self._check_open()
-        return [str(problem) for problem in self._store.check() if not problem.harmless]
+        found = [str(problem) for problem in self._store.check() if not problem.harmless]
+        return found or misposted(self._searcher.state.parts)
 
     @shielded
     def close(self) -> None:

@@ -55,6 +55,7 @@ from memhier.ann.zoom.storage.layout import (
 )
 from memhier.ann.zoom.storage.part import PartFiles
 from memhier.ann.zoom.storage.prepared import PREPARED, Decision, check_decision, published_mark, settle_prepared
+from memhier.ann.zoom.storage.rows import misposted
 from memhier.ann.zoom.storage.snapshot import Footprint, IndexSnapshot
 from memhier.arguments import check_here, check_int, check_number, counted
 from memhier.budget import parse_bytes
@@ -1091,14 +1092,19 @@ class ZoomIndex(Closing):
 
     @shielded
     def check(self) -> list[str]:
-        """Read the whole index and return every inconsistency found, empty when there is none."""
+        """Read the whole index and return every inconsistency found, empty when there is none.
+
+        It takes DRAM beyond `dram` for the items of a block of lists, at most 1,048,576.
+        """
         self._check_open()
         # Files of a killed writer take space until the next one; they are no part of the index.
         found = [str(problem) for problem in self._store.check() if not problem.harmless]
         if found:  # the ids may lie on damaged pages
             return found
-        strangers = [(part.name, part.strangers()) for part in self._searcher.state.parts]
-        return [f"part {name}: {count} ids are not those of their rows" for name, count in strangers if count]
+        parts = self._searcher.state.parts
+        strangers = [(part.name, part.strangers()) for part in parts]
+        found = [f"part {name}: {count} ids are not those of their rows" for name, count in strangers if count]
+        return found + misposted(parts)
 
     @shielded
     def close(self) -> None:

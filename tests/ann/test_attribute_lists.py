@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memhier.ann import ZoomIndex
+from memhier.ann import MultiVectorIndex, ZoomIndex
 from memhier.ann.zoom.filters import blocks
 from memhier.ann.zoom.filters.attributes import (
     WORKSPACE_BYTES,
@@ -23,6 +23,7 @@ from memhier.ann.zoom.filters.attributes import (
     write_attributes,
 )
 from memhier.ann.zoom.filters.bitmaps import unpack
+from memhier.ann.zoom.filters.postings import write_postings
 from memhier.ann.zoom.filters.where import And, Comparison, Contains, IsNull, Not, Or, evaluate, parse
 from memhier.ann.zoom.storage.catalog import KIND
 from memhier.errors import BudgetError, CorruptionError
@@ -550,3 +551,53 @@ def test_postings_of_many_blocks_find_what_a_scan_finds(parts, monkeypatch, bloc
             assert unpack(part.bitmap(text), count).tolist() == wanted, text
         monkeypatch.undo()
         monkeypatch.setattr("memhier.ann.zoom.filters.attributes.BLOCK_ITEMS", block)
+
+
+@pytest.mark.parametrize("core", [True, False])
+@pytest.mark.parametrize("kind", ITEMS)
+@pytest.mark.parametrize(("block", "count"), [(5, 300), (1 << 20, 5000)])
+def test_right_postings_are_found_right(parts, monkeypatch, kind, block, count, core):
+    """Repeated items, lists cut in two, and items of more than 4,096 rows."""
+    if not core:
+        monkeypatch.setattr("memhier.backend.core", None)
+    monkeypatch.setattr("memhier.ann.zoom.filters.attributes.BLOCK_ITEMS", block)
+    column = [ITEMS[kind][:1] * 9 if row % 50 == 0 else each for row, each in enumerate(lists(ITEMS[kind], count))]
+    column[1:4600] = [None if each is None else [*each, ITEMS[kind][1]] for each in column[1:4600]]
+    (part,), _ = parts({"x": column, "n": [*range(count)]})
+    assert part.misposted() == []
+
+
+def test_check_finds_right_postings_after_joins_and_updates(tmp_path):
+    column = lists(ITEMS["list[str]"], 300)
+    vectors = np.random.default_rng(0).normal(size=(300, 4)).astype("f4")
+    with ZoomIndex.build(tmp_path / "index", vectors, attributes={"x": column}, dram="8MiB", grow_to=900) as index:
+        for first in (300, 400, 500):
+            index.add(vectors[:100], ids=range(first, first + 100), attributes={"x": column[100:200]})
+            index.update([0, first], attributes={"x": [column[first % 7], None]})
+            index.remove([first - 5])
+            index.commit(compact=False)
+            assert index.check() == []
+        index.compact()
+        assert index.check() == []
+
+
+@pytest.mark.parametrize("fault", ["row", "item", "missing", "more"])
+def test_check_finds_wrong_postings(tmp_path, monkeypatch, fault):
+    """As indexes of earlier versions have them, with right checksums."""
+    made = {
+        "row": lambda rows, items: (np.append(rows[:-1], rows[-1] + 1), items),
+        "item": lambda rows, items: (rows, np.append(items[:-1], 77)),
+        "missing": lambda rows, items: (rows[:-1], items[:-1]),
+        "more": lambda rows, items: (np.append(rows, rows[-1]), np.append(items, 77)),
+    }[fault]
+    monkeypatch.setattr(
+        "memhier.ann.zoom.filters.stored_lists.write_postings",
+        lambda tx, name, floats, pairs: write_postings(tx, name, floats, [made(*each) for each in pairs]),
+    )
+    vectors, tags = np.eye(90, 4, dtype="f4") + 1, [[row % 7 - 9, row] for row in range(90)]
+    options = {"attributes": {"tags": tags, "right": tags[::-1]}, "dram": "4MiB"}
+    with ZoomIndex.build(tmp_path / "index", vectors, **options) as index:
+        assert index.check() == [f"part p0: '{name}' has postings unlike its lists" for name in ("tags", "right")]
+    items = [vectors[row : row + 1] for row in range(90)]
+    with MultiVectorIndex.build(tmp_path / "items", items, **options) as several:
+        assert several.check() == [f"part p0: '{name}' has postings unlike its lists" for name in ("tags", "right")]

@@ -395,6 +395,11 @@ class Attributes:
         """Return a column for :func:`chain`."""
         return self._columns.get(name) or NullColumn(self._count)
 
+    def misposted(self) -> list[str]:
+        """Return the attributes whose postings do not tell the items of their lists; reads all lists."""
+        lists = {name: column for name, column in self._columns.items() if isinstance(column, StoredListColumn)}
+        return [name for name, column in lists.items() if not column.posted_right()]
+
     def close(self) -> None:
         """Detach from the reader and forget the bitmaps."""
         if self._cache is not None:

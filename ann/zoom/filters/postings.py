@@ -194,6 +194,30 @@ class Postings:
             rows = first + raw[low:high].astype(np.int64)
             flags[rows[(rows >= 0) & (rows < len(flags))]] = True
 
+    def pairs(self) -> Iterator[tuple[Ints, npt.NDArray[Any]]]:
+        """Yield the rows of each block, and the item of each, in any order."""
+        size = self._record.itemsize
+        for first, at, count in self.directory()[: 3 * self._count].view(_BLOCK).tolist():
+            records = self._read(np.array([at]), np.array([count * size])).view(self._record)
+            counts, starts = records["count"].astype(np.int64), records["first"].astype(np.int64)
+            few, dense = counts <= _FEW_ROWS, counts > _MOST_ROWS
+            some, lengths = ~few & ~dense, np.where(few, 0, np.minimum(counts, _MOST_ROWS))
+            behind, total = at + count * size, int(lengths.sum())
+            if behind + 2 * total > self._end or (starts + lengths)[~few].max(initial=0) > total:
+                raise CorruptionError(f"{self._path}: rows of an item lie outside of the segment")
+            raw = self._read(np.array([behind]), np.array([2 * total])) if total else np.empty(0, np.uint8)
+            places = raw.view("<u2")
+            two = np.stack([starts & 0xFFFF, starts >> 16], axis=1)[few]
+            ends = np.cumsum(counts[some])
+            within = np.repeat(starts[some] - ends + counts[some], counts[some]) + np.arange(ends[-1:].sum())
+            rows = [two[np.arange(2) < counts[few, None]], places[within]]
+            for start in starts[dense].tolist():
+                bits = places[start : start + _MOST_ROWS].view(np.uint8)
+                rows.append(np.flatnonzero(np.unpackbits(bits, bitorder="little")))
+            items = [np.repeat(records["item"][which], counts[which]) for which in (few, some)]
+            items += [np.full(len(each), item) for each, item in zip(rows[2:], records["item"][dense], strict=True)]
+            yield first + np.concatenate(rows).astype(np.int64), np.concatenate(items)
+
     def close(self) -> None:
         """Detach from the reader."""
         handle, self._handle = self._handle, -1  # which may be another file's from now on

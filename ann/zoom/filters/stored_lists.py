@@ -6,14 +6,14 @@ i64 [n + 1], the item at which each list begins, and the number of items; then, 
 (`memhier.ann.zoom.filters.postings`).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from memhier.ann.zoom.filters.bitmaps import Words, pack, unpack, word_count
-from memhier.ann.zoom.filters.columns import DTYPES, Bounds, ListColumn
+from memhier.ann.zoom.filters.columns import BLOCK_ROWS, DTYPES, Bounds, ListColumn
 from memhier.ann.zoom.filters.conditions import LIST_TYPES, ItemType, ListCells, ListType, Value, points_of
 from memhier.ann.zoom.filters.lists import item_rows
 from memhier.ann.zoom.filters.postings import POSTINGS, Postings, write_postings
@@ -137,6 +137,16 @@ class StoredListColumn:
         )
         return words
 
+    def posted_right(self) -> bool:
+        """Return whether postings, where there are any, tell the items of the lists; reads both."""
+        return self.postings is None or _digest(self.postings.pairs()) == _digest(self._pairs())
+
+    def _pairs(self) -> Iterator[tuple[Ints, npt.NDArray[Any]]]:
+        """Yield rows with an item of each, list after list."""
+        for start in range(0, self._count, BLOCK_ROWS):
+            for some, of in item_rows(self.bounds(np.arange(start, min(start + BLOCK_ROWS, self._count))), BLOCK_ROWS):
+                yield start + of, self._items.read(some).values
+
     def find(self, texts: list[str]) -> dict[str, tuple[int, bool]]:
         """Return the rank of each text, and whether it is in a list."""
         return self._items.find(texts)
@@ -160,6 +170,24 @@ class StoredListColumn:
     def _check(self, starts: Ints, stops: Ints) -> None:
         if ((starts < 0) | (starts > stops) | (stops > len(self._items))).any():
             raise CorruptionError(f"{self._path}: a list lies outside of the {len(self._items)} items")
+
+
+def _digest(pairs: Iterable[tuple[Ints, npt.NDArray[Any]]]) -> int:
+    """Return a hash of the different pairs of a row and an item, however they are cut into runs of ascending rows."""
+    total, last, known = 0, -1, np.empty(0, np.uint64)
+    for rows, items in pairs:
+        if not len(rows):
+            continue
+        plain = items + 0.0 if items.dtype.kind == "f" else items.astype(np.int64)  # 0.0 and -0.0 are one item
+        # As splitmix64 does it. Of one row, no two items have the same.
+        mixed = (plain.view(np.uint64) ^ rows.astype(np.uint64) << np.uint64(32)) * np.uint64(0xBF58476D1CE4E5B9)
+        mixed = (mixed ^ mixed >> np.uint64(29)) * np.uint64(0x94D049BB133111EB)
+        mixed, place = np.unique(mixed ^ mixed >> np.uint64(32), return_index=True)
+        total += int(mixed[~np.isin(mixed, known)].sum())
+        top = int(rows.max())
+        of_top = mixed[rows[place] == top]
+        last, known = top, np.union1d(known, of_top) if top == last else of_top
+    return total % 2**64
 
 
 class _Items:

@@ -121,6 +121,10 @@ class ChangedAttributes:
             values[which == number] = some
         return values
 
+    def misposted(self) -> list[str]:
+        """Return the attributes whose postings are wrong; see `Attributes.misposted`."""
+        return self.written.misposted()
+
     def column(self, name: str) -> AnyColumn:
         """Return a column for `chain`."""
         written = self.written.column(name)

@@ -15,7 +15,7 @@ from memhier.ann.zoom.storage.fresh import Fresh
 from memhier.io.reader import Reader
 from memhier.store.store import Store
 
-__all__ = ["IdKind", "RowArrays", "RowPart", "RowState", "open_fields"]
+__all__ = ["IdKind", "RowArrays", "RowPart", "RowState", "misposted", "open_fields"]
 
 IdKind: TypeAlias = Literal["int64", "str"]
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -30,6 +30,10 @@ class RowArrays(Protocol):
 
 class RowPart(Protocol):
     """Rows that were written together."""
+
+    @property
+    def name(self) -> str:
+        """Prefix of their segments."""
 
     @property
     def arrays(self) -> RowArrays:
@@ -92,3 +96,10 @@ def open_fields(
     names = StoredTexts(store, f"{name}-texts", count, reader) if texts else None
     has_records = f"{name}-docs" in store.segments()
     return names, StoredRecords.load(store, f"{name}-docs", count, reader) if has_records else None
+
+
+def misposted(parts: Sequence[RowPart]) -> list[str]:
+    """Return a sentence for each attribute of a part whose postings do not tell the items of its lists."""
+    kept = {part.name: part.attributes for part in parts if part.attributes is not None}
+    found = {name: attributes.misposted() for name, attributes in kept.items()}
+    return [f"part {name}: {each!r} has postings unlike its lists" for name, every in found.items() for each in every]
