@@ -1,5 +1,6 @@
 """The search of one query: candidates from lists, estimates from codes, then exact items in rounds of reads."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -256,7 +257,8 @@ class ItemSearch:
         """Return the items that may be among the best, with estimates widened by the effort's errors.
 
         Those unlike the items that the effort was learnt from have bounds that hold for certain. None where the query
-        is unlike those that it was learnt from: it lies further from the lists, or list scores rule few items out.
+        is unlike those that it was learnt from: it lies further from the lists or from its candidates, or list scores
+        rule few items out.
         """
         k = self._best.k
         if tables.nearness < effort.nearness:
@@ -268,26 +270,50 @@ class ItemSearch:
         listed = self._list_scores(tables, numbers)
         order = np.argsort(-listed, kind="stable")
         numbers, listed = numbers[order], listed[order]
-        beyond = np.float32(first * tables.length + effort.gap * tables.unit)
+        if self._is_far(tables, effort, listed, left - len(foreign)):
+            return None
         estimated = np.empty(len(numbers), np.float32)
-        done, kth = 0, -np.inf
+        done, kth, bias = 0, -np.inf, (first - second) * tables.length
         while done < len(numbers):
             stop = min(len(numbers), 2 * done if done else max(_FIRST_CODES, 4 * k))
             # Those whose list score stands too far below the k-th best estimate are left; so are all that follow.
-            stop = min(stop, int(np.searchsorted(-listed, beyond - (kth + second * tables.length), side="right")))
+            beyond = np.float32(kth - bias - effort.gap * tables.unit)
+            stop = min(stop, int(np.searchsorted(-listed, -beyond, side="right")))
             if stop <= done:
                 break
             estimated[done:stop] = self._estimates(tables, numbers[done:stop])
             done = stop
             if done >= k:
                 known = np.where(np.isfinite(estimated[:done]), estimated[:done], -np.inf)
-                kth = float(np.partition(known, done - k)[done - k])
+                best = np.argpartition(known, done - k)[done - k :]
+                kth = float(known[best].min())
+                if np.isfinite(kth):  # items that came later may all lie to one side of their centroids
+                    bias = max(bias, float((known[best] - listed[best]).mean()))
         self._tally["estimated"] = done
         if done > max(_FIRST_CODES, 4 * k, _UNLIKE * len(numbers)):
             return None
         upper = estimated[:done] + np.float32(second * tables.length + effort.eps * tables.unit)
         every = np.concatenate([numbers[:done], foreign])
         return every, np.concatenate([upper, self._upper_bounds(tables, foreign)])
+
+    def _is_far(self, tables: QueryTables, effort: Effort, listed: Floats, left: int) -> bool:
+        """Whether the candidates lie further from the query than those of all queries that the effort was learnt from.
+
+        Parameters
+        ----------
+        listed
+            Their list scores, descending.
+        left
+            Items that may be found, and have an effort.
+        """
+        k, total = self._best.k, int(self._snapshot.bases[-1])
+        if len(listed) < k:
+            return len(listed) < left
+        if not effort.listed:
+            return any(flags is not None for flags in self._allowed.parts)
+        rank = k * total / (NEIGHBOURS * left)  # of the k-th where those left lie as all do, in the unit of `listed`
+        step = min(1 + math.floor(math.log2(max(1.0, rank))), len(effort.listed) - 1)
+        return float(listed[k - 1]) < effort.listed[step] * tables.length
 
     def _foreign(self) -> Ints:
         """Return the allowed items that are foreign; see `ItemPart`."""
@@ -300,23 +326,34 @@ class ItemSearch:
     def _candidates(self, tables: QueryTables, effort: Effort, left: int) -> Ints:
         """Return the allowed items with a token in a list near the query."""
         snapshot = self._snapshot
-        total = int(snapshot.bases[-1])
+        total, lists = int(snapshot.bases[-1]), snapshot.book.lists
         # With a filter, or for more neighbours than were calibrated, neighbours lie further: more lists are looked at.
-        probes = effort.probes * -(-self._best.k // NEIGHBOURS) * max(1, (total + left // 2) // left)
-        if left <= max(_FEW_ALLOWED, 2 * self._best.k) or probes >= snapshot.book.lists:
-            numbers = self._allowed.numbers(snapshot)
-            self._tally["probed"] = snapshot.book.lists
-        else:
-            lists = _nearest_lists(tables, probes)
-            self._tally["probed"] = len(lists)
-            marks = np.zeros(total, np.bool_)
-            for number, part in enumerate(snapshot.parts):
-                of_part = marks[snapshot.bases[number] : snapshot.bases[number + 1]]
-                part.arrays.postings.mark(lists, of_part)
-                if (flags := self._allowed.parts[number]) is not None:
-                    of_part &= flags
+        probes, wanted = effort.probes * -(-self._best.k // NEIGHBOURS), 0
+        if left <= max(_FEW_ALLOWED, 2 * self._best.k):
+            probes = lists
+        elif left < total and probes < lists:
+            wanted = int(np.count_nonzero(self._marked(tables, probes))) // 2
+            probes *= (total + left // 2) // left
+        while probes < lists:
+            marks = self._marked(tables, probes)
+            for number, flags in enumerate(self._allowed.parts):
+                if flags is not None:
+                    marks[snapshot.bases[number] : snapshot.bases[number + 1]] &= flags
             numbers = np.flatnonzero(marks)
-        return numbers
+            if len(numbers) >= wanted:  # otherwise those near the query are left out more often than others
+                return numbers
+            probes *= 2
+        self._tally["probed"] = lists
+        return self._allowed.numbers(snapshot)
+
+    def _marked(self, tables: QueryTables, probes: int) -> Flags:
+        """Return which items have a token in the `probes` lists nearest to a vector of the query, bool ``[n]``."""
+        snapshot, lists = self._snapshot, _nearest_lists(tables, probes)
+        self._tally["probed"] = len(lists)
+        marks = np.zeros(int(snapshot.bases[-1]), np.bool_)
+        for number, part in enumerate(snapshot.parts):
+            part.arrays.postings.mark(lists, marks[snapshot.bases[number] : snapshot.bases[number + 1]])
+        return marks
 
     def _rank(self, numbers: Ints, upper: Floats, before: int = 0) -> int:
         """Read items by descending bound, in rounds, until no bound left reaches the k-th best; return their number.

@@ -96,7 +96,7 @@ def _learnt(
         return before
     learnt = learnt_efforts(before.vectors, looked)
     steps: Steps[Effort] = [
-        (recall, Effort(probes, gap, eps, learnt.biases, learnt.nearness), 0.0)
+        (recall, Effort(probes, gap, eps, learnt.biases, learnt.nearness, learnt.listed), 0.0)
         for recall, probes, gap, eps in learnt.efforts
     ]
     found = least_efforts(_Trials(state, reader, allowed, kept, furthest), steps)

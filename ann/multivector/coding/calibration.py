@@ -11,7 +11,8 @@ few, and of many have efforts of their own.
 
 Queries unlike the items, such as those of another model, lie far from all lists and much the same from each, and
 neither lists nor codes tell which items are their best. The least nearness to the lists among the held-out queries is
-kept; a query below it is compared with all items.
+kept; a query below it is compared with all items. So is a query whose candidates lie further from it than the nearest
+items of every held-out query: a filter or removals leave none of the items near it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -61,6 +62,9 @@ class Effort:
         By how much list scores and estimates are too low for neighbours, on average, for a query of length one.
     nearness
         The least `QueryTables.nearness` of the queries that it was learnt from.
+    listed
+        The least list scores of their items nearest by lists, for a query of length one: of the tenth, the twentieth
+        and so on, twice as far each; empty where that is not known.
     """
 
     probes: int
@@ -68,6 +72,7 @@ class Effort:
     eps: float
     biases: tuple[float, float]
     nearness: float
+    listed: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +87,7 @@ class LearntEfforts:
         As in :class:`Effort`.
     efforts
         Recall, probes, gap and eps, ascending; see :class:`Effort`.
-    nearness
+    nearness, listed
         As in :class:`Effort`.
     """
 
@@ -90,6 +95,7 @@ class LearntEfforts:
     biases: tuple[float, float]
     efforts: Sequence[tuple[float, int, float, float]]
     nearness: float
+    listed: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -113,7 +119,7 @@ class Calibration:
             if learnt.vectors <= vectors:
                 for reached, probes, gap, eps in learnt.efforts:
                     if reached >= recall:
-                        return Effort(probes, gap, eps, learnt.biases, learnt.nearness)
+                        return Effort(probes, gap, eps, learnt.biases, learnt.nearness, learnt.listed)
                 return None
         return None
 
@@ -131,6 +137,7 @@ class Calibration:
                 (float(each["biases"][0]), float(each["biases"][1])),
                 tuple((float(row[0]), int(row[1]), float(row[2]), float(row[3])) for row in each["efforts"]),
                 float(each.get("nearness", _ANY_NEARNESS)),
+                tuple(map(float, each.get("listed", ()))),
             )
             for each in value["learnt"]
         ]
@@ -186,7 +193,9 @@ def learnt_efforts(vectors: int, looked: "Sequence[Needs]") -> LearntEfforts:
             if risk <= 1 - recall:
                 efforts.append((recall, int(lists), float(gap), float(error)))
                 break
-    return LearntEfforts(vectors, (first, second), efforts, min(each.nearness for each in looked))
+    known = min(len(each.ranked) for each in looked)
+    listed = tuple(np.min([each.ranked[:known] / each.length for each in looked], axis=0).tolist())
+    return LearntEfforts(vectors, (first, second), efforts, min(each.nearness for each in looked), listed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +210,7 @@ class Needs:
     length: float
     unit: float
     nearness: float
+    ranked: Floats
 
     @classmethod
     def of(cls, scored: "Scored", best: Ints, scores: Floats) -> Self:
@@ -222,6 +232,7 @@ class Needs:
             scored.tables.length,
             scored.tables.unit,
             scored.tables.nearness,
+            scored.ranked,
         )
 
 
@@ -243,6 +254,8 @@ class Scored:
     ----------
     tables
         Of the query.
+    ranked
+        The list scores of the tenth item by these, the twentieth and so on, as in :class:`Effort`.
     some, estimated
         The items of the best list scores, ascending, and their estimates.
     """
@@ -252,7 +265,10 @@ class Scored:
         self._bases = np.concatenate([[0], np.cumsum([len(arrays) for arrays in parts])])
         self.tables = QueryTables(book, query)
         listed = self.listed_of(every)
-        self.some: Ints = np.sort(every[np.argsort(-listed, kind="stable")[:_ESTIMATED]])
+        order = np.argsort(-listed, kind="stable")
+        known = listed[order[np.isfinite(listed[order])]]
+        self.ranked: Floats = known[[rank - 1 for rank in _ranks(len(known))]]
+        self.some: Ints = np.sort(every[order[:_ESTIMATED]])
         self.estimated: Floats = self.estimates_of(self.some)
 
     def listed_of(self, items: Ints) -> Floats:
@@ -273,6 +289,11 @@ class Scored:
             if len(here):
                 found[here] = value(arrays, items[here] - self._bases[number])
         return found
+
+
+def _ranks(count: int) -> list[int]:
+    """Return the ranks of `Effort.listed` among so many items."""
+    return [NEIGHBOURS << step for step in range((count // NEIGHBOURS).bit_length())]
 
 
 def _least(arrays: ItemArrays, rows: Ints, ranks: Ints) -> Ints:

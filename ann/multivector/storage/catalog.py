@@ -18,7 +18,7 @@ __all__ = ["KEY", "KIND", "VERSION", "ItemDescription"]
 
 KIND = "multivector-index"
 KEY = "items"
-VERSION = 3
+VERSION = 4
 
 _PART = record(
     {
@@ -40,16 +40,15 @@ _EFFORTS = sequence(row(real(0, 1), integer(1, 2**31), real(), real()))
 _LEARNT = {"vectors": integer(1, 2**31), "biases": row(real(), real()), "efforts": _EFFORTS}
 _CHECKS = {
     1: record(_FIELDS | {"calibration": record({"foreign": real(0)})}),
-    2: record(
-        _FIELDS | NAME_FIELDS | {"calibration": record({"learnt": sequence(record(_LEARNT)), "foreign": real(0)})}
-    ),
-    VERSION: record(
-        _FIELDS | NAME_FIELDS | {
-            "calibration": record(
-                {"learnt": sequence(record(_LEARNT | {"nearness": real()})), "foreign": real(0)}
-            )
-        }
-    ),
+} | {
+    version: record(
+        _FIELDS | NAME_FIELDS | {"calibration": record({"learnt": sequence(record(learnt)), "foreign": real(0)})}
+    )
+    for version, learnt in (
+        (2, _LEARNT),
+        (3, _LEARNT | {"nearness": real()}),
+        (VERSION, _LEARNT | {"nearness": real(), "listed": sequence(real())}),
+    )
 }  # fmt: skip
 
 
