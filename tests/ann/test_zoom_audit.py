@@ -1,5 +1,6 @@
 """An audit counts the recall of real queries as brute force does, and tunes the index where it falls short."""
 
+import json
 import multiprocessing
 import os
 import shutil
@@ -12,6 +13,7 @@ import pytest
 
 from memhier.ann import ZoomIndex
 from memhier.ann.interval import recall_interval
+from memhier.ann.zoom.audit.record import AuditRecord
 from memhier.ann.zoom.search.searcher import Searcher
 from memhier.ann.zoom.storage.catalog import KIND
 from memhier.benchmarks.exact import exact_neighbours
@@ -398,3 +400,29 @@ def test_a_forked_child_searches_without_the_audit(path, drift):
         child.join()
         assert child.exitcode == 0
         assert audited(index)["audited"] == 50
+
+
+@pytest.mark.parametrize("before", [1000, 20_000])
+def test_a_change_of_queries_shows_however_long_the_audit_has_run(before):
+    random, record = np.random.default_rng(0), AuditRecord()
+    for _ in range(before):
+        record.note(0.95, 10, random.binomial(10, 0.99) / 10, filtered=False)
+    assert not record.short
+    loaded = AuditRecord.load(record.encode(), None, lambda efforts: efforts, "here")
+    for recalled in (record, loaded):
+        for _ in range(1000):
+            recalled.note(0.95, 10, random.binomial(10, 0.85) / 10, filtered=False)
+        assert recalled.short
+        (level,) = recalled.levels()
+        assert level["queries"] <= 2000
+        assert 0.85 < level["recall"] < 0.95
+
+
+def test_a_long_record_of_an_earlier_version_shows_a_change():
+    values = json.loads(AuditRecord().encode()) | {"levels": [[0.95, 10, False, 60_000, 57_000.0, 59_400.0]]}
+    record = AuditRecord.load(json.dumps(values).encode(), None, lambda efforts: efforts, "here")
+    assert record.levels()[0]["recall"] == pytest.approx(0.99)
+    record.note(0.95, 10, 0.9, filtered=False)
+    (level,) = record.levels()
+    assert (level["queries"], level["declared"]) == (1001, pytest.approx(0.95))
+    assert level["recall"] == pytest.approx((1000 * 0.99 + 0.9) / 1001)

@@ -14,6 +14,7 @@ from memhier.fields import boolean, decode_json, integer, real, record, row, seq
 __all__ = ["AuditRecord"]
 
 _SHORT, _SHORT_QUERIES = 0.005, 1000  # a mean wrong by so much after so many queries calls for tuning, too
+_MOST = 2 * _SHORT_QUERIES  # of a class; a weighted mean has the interval of as many queries as its weights add up to
 _COUNTS = ("searched", "chosen", "audited", "dropped", "failed", "retuned")
 _LEVEL = row(real(0, 1), integer(1, NEIGHBOURS[-1]), boolean, integer(1), real(0, 2**53), real(0, 2**53))
 _LEVELS_MOST = 2 * (len(RECALLS) + 1) * len(NEIGHBOURS)
@@ -25,7 +26,7 @@ _CHECK = record(
 
 @dataclass(slots=True)
 class _Level:
-    """Queries of one class: their number, and the sums of the recalls declared and found."""
+    """Queries of one class: the sums of their weights, and of the recalls declared and found."""
 
     queries: int = 0
     declared: float = 0.0
@@ -101,6 +102,9 @@ class AuditRecord:
         level = next((each for each in RECALLS if each >= declared), 1.0)
         of_k = next((each for each in NEIGHBOURS if each >= k), NEIGHBOURS[-1])
         sums = self.sums.setdefault((level, of_k, filtered), _Level())
+        if sums.queries >= _MOST:  # those so far count half from now on, so that a change shows however many they are
+            share = _MOST / 2 / sums.queries
+            sums.queries, sums.declared, sums.found = _MOST // 2, share * sums.declared, share * sums.found
         sums.queries, sums.declared, sums.found = sums.queries + 1, sums.declared + declared, sums.found + found
         self.audited += 1
 
