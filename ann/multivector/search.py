@@ -287,8 +287,8 @@ class ItemSearch:
                 known = np.where(np.isfinite(estimated[:done]), estimated[:done], -np.inf)
                 best = np.argpartition(known, done - k)[done - k :]
                 kth = float(known[best].min())
-                if np.isfinite(kth):  # items that came later may all lie to one side of their centroids
-                    bias = max(bias, float((known[best] - listed[best]).mean()))
+                if np.isfinite(kth):  # some may have come later, to one side of their centroids
+                    bias = max(bias, float(np.sort(known[best] - listed[best])[k // 2 :].mean()))
         self._tally["estimated"] = done
         if done > max(_FIRST_CODES, 4 * k, _UNLIKE * len(numbers)):
             return None
