@@ -3,8 +3,10 @@
 import re
 import shutil
 import warnings
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from threading import RLock
@@ -37,6 +39,7 @@ from memhier.ann.zoom.preview.preview import CODINGS, Coding
 from memhier.ann.zoom.preview.space import METRICS, Metric
 from memhier.ann.zoom.renewal.beside import warn_of
 from memhier.ann.zoom.renewal.life import IndexWriter
+from memhier.ann.zoom.renewal.measuring import Measured
 from memhier.ann.zoom.renewal.tune import tune_snapshot
 from memhier.ann.zoom.search.explanation import Explanation
 from memhier.ann.zoom.search.grouped import query_groups
@@ -108,6 +111,8 @@ class ZoomIndex(Closing):
         self._closed = False
         self._writer = IndexWriter(store, reader, files, about, self._footprint) if store.writable else None
         self._lock = RLock() if self._writer is None else self._writer.lock
+        if self._writer is not None:
+            self._writer.when_measured(partial(_use_measured, weakref.ref(self._searcher), weakref.ref(self._writer)))
         try:
             self._pool = pool
             self._audit = self._start_audit(audit) if audit else None
@@ -179,7 +184,8 @@ class ZoomIndex(Closing):
             checksums, the buffers and filters of all searches that run at a time, marks of removed rows, vectors that
             wait to be written, and the work of :meth:`add`, :meth:`remove`, :meth:`update` and :meth:`commit`. It does
             not cover arguments and results of calls, Python's own objects, and :meth:`tune` and :meth:`compact` while
-            they run, which take the DRAM of a build, also where a commit lets a thread compact. The build chooses the
+            they run, which take the DRAM of a build, also where a commit lets a thread compact; nor the queries with
+            which a change measures efforts anew, some MiB. The build chooses the
             longest codes that fit: longer codes let a search read less for the same recall. Where codes of half a bit a
             dimension do not fit, codes and ids stay on SSD, and a search reads those of the lists that it probes.
             Then looking for ids (``in``, :meth:`fetch`, :meth:`update`, :meth:`remove`, `allow`) reads all ids from
@@ -848,8 +854,7 @@ class ZoomIndex(Closing):
         compact
             Whether to :meth:`compact` as well. With None, a thread rebuilds the index beside the calls that follow once
             additions and removals exceed three tenths of the vectors that it was built for, or a twentieth while a list
-            has grown to eight times the mean; not after :meth:`tune`, which a rebuild would undo. Until a later commit
-            takes the rebuilt index over, searches look further, so that recall stays that of a build.
+            has grown to eight times the mean; not after :meth:`tune`, which a rebuild would undo.
 
         Warns
         -----
@@ -858,6 +863,10 @@ class ZoomIndex(Closing):
 
         Notes
         -----
+        Once a twentieth has changed, a thread measures again how far searches must look to keep the declared recall, and
+        hands that over to the searches that follow; until then, and where more than a tenth has changed, they look at
+        all lists. After :meth:`tune` nothing is measured.
+
         A commit writes the vectors added since the last one and joins few rows written before. It leaves larger joins
         to threads. A commit that follows close on another waits for these threads as long as they waited for it. Work
         that is unfinished at :meth:`close`, or when the process dies, starts again with the first commit after the next
@@ -1176,3 +1185,9 @@ def _held_of_attributes(store: Store, about: Description) -> int:
     names = [name for name in store.segments() if columns.match(name) and ITEMS not in name]  # items are planned apart
     checksums = sum(store.segments()[name].memory_bytes for name in names)
     return checksums + COLUMN_BYTES * len(about.schema) * len(about.parts)
+
+
+def _use_measured(searcher: "weakref.ref[Searcher]", writer: "weakref.ref[IndexWriter]", measured: Measured) -> None:
+    """Give searches the efforts that a thread has measured; it holds the lock of the writer, if there still is one."""
+    if (of := searcher()) is not None and (by := writer()) is not None:
+        of.state = by.use(of.state, measured)

@@ -386,7 +386,7 @@ def test_bad_changes_say_what_was_wrong_and_change_nothing(tmp_path, change, err
         assert index.add(np.ones((1, 12))).tolist() == [100]
 
 
-def test_a_recall_is_no_longer_known_once_a_tenth_of_the_vectors_changed(tmp_path: Path) -> None:
+def test_a_recall_is_not_known_from_a_tenth_of_changes_to_the_next_commit(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     vectors = random.normal(size=(2000, 8)).astype(np.float32)
     with ZoomIndex.build(tmp_path / "index", vectors, dram="4MiB") as index:
@@ -396,8 +396,9 @@ def test_a_recall_is_no_longer_known_once_a_tenth_of_the_vectors_changed(tmp_pat
         index.remove(np.arange(100))
         assert not index.search(vectors[:1], 10, recall=0.9).stats["calibrated"]
         index.commit()
+        assert index.search(vectors[:1], 10, recall=0.9).stats["calibrated"]
     with ZoomIndex.open(tmp_path / "index", writable=True) as index:
-        assert not index.search(vectors[:1], 10, recall=0.9).stats["calibrated"]
+        assert index.search(vectors[:1], 10, recall=0.9).stats["calibrated"]
         index.compact()
         assert index.search(vectors[:1], 10, recall=0.9).stats["calibrated"]
 

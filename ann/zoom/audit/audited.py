@@ -113,11 +113,8 @@ class AuditedVectors:
             now, before = self._searcher.state, state.calibration
             if now.calibration.efforts is not before.efforts or not self._may_tune(now) or stopped():
                 return False
-            changes = now.calibration.changes - before.changes
-            strange = max(0.0, now.calibration.strange - before.strange)
             # A later rebuild may undo it, as the audit will find out.
-            measured = replace(measured, changes=changes, strange=strange, strays=now.calibration.strays)
-            tuned = replace(now, calibration=replace(measured, tuned=before.tuned))
+            tuned = replace(now, calibration=now.calibration.measured_anew(measured, before))
             note(tuned.calibration.efforts)
             if self._writer is not None:
                 self._writer.keep_tuning(tuned)

@@ -36,6 +36,8 @@ RECALLS = (0.5, 0.7, 0.8, 0.85, 0.9, 0.92, 0.94, 0.95, 0.96, 0.97, 0.98, 0.985, 
 NEIGHBOURS = (1, 10, 100)
 _CHANGES = 0.1  # of the vectors, beyond which a calibration may no longer hold
 _WORN = 0.3  # of the vectors, beyond which lists no longer fit their vectors; a vector replaced is two changes
+_MEASURED = 0.05  # of the vectors, beyond which a calibration is worth making anew, where there are as many as
+_MEASURED_LEAST = 1024  # these
 _STRANGE = 0.05  # likewise, of vectors far from their centroids
 _LISTS_LOSSES = (0.8, 0.6, 0.4, 0.2)  # shares of the loss allowed for lists that are not scanned; bounds have the rest
 # Cost of a page, in codes scanned: a quarter is processor time, to check and rank it, the rest is the device.
@@ -87,6 +89,8 @@ class Calibration:
         By ascending recall: the recall, and the standard errors that it takes if no row is read for another's sake.
     vectors, changes
         The number of vectors measured, and of those added or removed since.
+    earlier
+        Those added or removed before, since lists and codes were made.
     tuned
         Whether the queries were the user's, so that a rebuild would lose the calibration.
     tried
@@ -121,6 +125,23 @@ class Calibration:
     far: float | None = None
     strange: float = 0.0
     strays: Strays | None = None
+    earlier: int = 0
+
+    @property
+    def all_changes(self) -> int:
+        """The number of vectors added or removed since lists and codes were made."""
+        return self.changes + self.earlier
+
+    @property
+    def stale(self) -> bool:
+        """Whether so much has changed since that it is worth measuring anew; never after queries of the user."""
+        of_vectors = self.vectors >= _MEASURED_LEAST and not self.tuned and not self.tried
+        return of_vectors and self.changes > self.stale_from
+
+    @property
+    def stale_from(self) -> float:
+        """How many changes make it stale."""
+        return _MEASURED * self.vectors
 
     @property
     def worn(self) -> bool:
@@ -129,12 +150,12 @@ class Calibration:
 
     @property
     def _outgrown(self) -> bool:
-        return self.changes > _WORN * self.vectors
+        return self.all_changes > _WORN * self.vectors
 
     @property
     def lists_fit(self) -> bool:
-        """Whether so few vectors have changed since that lists, and their radii, still fit the vectors in them."""
-        return not self._outgrown and self.strange <= _STRANGE * self.vectors
+        """Whether so few vectors have changed since that the lists measured still fit the vectors in them."""
+        return self.changes <= _WORN * self.vectors and self.strange <= _STRANGE * self.vectors
 
     @property
     def changed_much(self) -> bool:
@@ -163,6 +184,17 @@ class Calibration:
     def changed(self, count: int) -> Self:
         """Return it after `count` vectors were added or removed."""
         return replace(self, changes=self.changes + count)
+
+    def measured_anew(self, found: Self, before: Self) -> Self:
+        """Return the calibration `found` for the same lists and codes; it was begun when this one was `before`.
+
+        Bounds of a recall of 1 stay as wide as they were, and vectors that were far from their centroids stay strays.
+        """
+        return replace(
+            found, changes=self.changes - before.changes, strange=max(0.0, self.strange - before.strange),
+            earlier=self.earlier + before.changes, one_way=self.one_way, strayed=self.strayed, strays=self.strays,
+            tuned=self.tuned,
+        )  # fmt: skip
 
     def written(self, some: Floats, preview: Preview, count: int) -> Self:
         """Return it after `count` vectors were written, such as those turned in `some` ``[n, d]``."""
@@ -297,7 +329,7 @@ class Calibration:
         """Return it as plain values."""
         about = {name: getattr(self, name) for name in ("queries", "alone", "vectors", "changes", "tuned")}
         steps = {"efforts": _plain(self.efforts)} | ({"tried": _plain(self.tried)} if self.tried else {})
-        rest = {name: value for name in ("clear", "strayed", "strange") if (value := getattr(self, name))}
+        rest = {name: value for name in ("clear", "strayed", "strange", "earlier") if (value := getattr(self, name))}
         rest |= {name: value for name in ("one_way", "far") if (value := getattr(self, name)) is not None}
         rest |= {} if self.strays is None else {"strays": self.strays.to_json()}
         return about | steps | {"reached": self.reached} | rest
@@ -310,7 +342,8 @@ class Calibration:
         about = {name: values[name] for name in ("queries", "vectors", "changes", "tuned")}
         efforts, tried = (_of_plain(values.get(name, {})) for name in ("efforts", "tried"))
         clear = {int(k): [(recall, far) for recall, far in every] for k, every in values.get("clear", {}).items()}
-        about |= {name: values[name] for name in ("one_way", "strayed", "far", "strange") if name in values}
+        optional = ("one_way", "strayed", "far", "strange", "earlier")
+        about |= {name: values[name] for name in optional if name in values}
         about |= {"strays": Strays.from_json(values["strays"])} if "strays" in values else {}
         return cls(efforts=efforts, tried=tried, reached=reached, alone=alone, clear=clear, **about)
 

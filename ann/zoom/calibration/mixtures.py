@@ -22,7 +22,7 @@ from memhier.ann.zoom.preview.preview import Effort, Preview
 from memhier.ann.zoom.preview.space import PreviewSpace
 from memhier.ann.zoom.preview.stored_scan import Parts
 
-__all__ = ["calibrate_kinds", "play_queries"]
+__all__ = ["calibrate_kinds", "play_queries", "stricter"]
 
 _MOST = 6  # a mixture has up to 2 ** 6 vectors
 _FEW = 100  # queries with many copies, or without, below which they are no kind of their own: too few to tell .99
@@ -57,7 +57,7 @@ def calibrate_kinds(preview: Preview, parts: Parts, truth: NeighbourTruth, row_b
         copied[:] = False
     kinds = [np.flatnonzero(kind) for kind in ((truth.own >= 0) & ~copied, copied, truth.own < 0)]
     made = [calibrate(preview, parts, truth.of(rows), row_bytes) for rows in kinds if len(rows)]
-    return reduce(_stricter, made)
+    return reduce(stricter, made)
 
 
 def _mixtures(vectors: Floats, seed: int) -> Floats:
@@ -73,7 +73,7 @@ def _mixtures(vectors: Floats, seed: int) -> Floats:
     return mixed
 
 
-def _stricter(one: Calibration, other: Calibration) -> Calibration:
+def stricter(one: Calibration, other: Calibration) -> Calibration:
     """Return the calibration with the greater effort of both."""
     efforts: dict[int, list[tuple[float, Effort, float]]] = {}
     for k in one.efforts.keys() & other.efforts.keys():

@@ -34,6 +34,7 @@ from memhier.ann.zoom.renewal.changes import waiting_bytes, whole_bytes, with_va
 from memhier.ann.zoom.renewal.documents import ChangedDocuments
 from memhier.ann.zoom.renewal.kept import Kept, rows_lacking, values_kept
 from memhier.ann.zoom.renewal.kept_vectors import KeptVectors
+from memhier.ann.zoom.renewal.measuring import Measured, Measurements, measure_anew
 from memhier.ann.zoom.renewal.merge import (
     WRITTEN_BYTES,
     Merged,
@@ -128,6 +129,7 @@ class IndexWriter:
         self._lost = False
         self._prepared: _Prepared | None = None
         self._renewals: Renewals[Made, Renewed] = Renewals("zoom")
+        self._measurements = Measurements(store, self._renewals.caller, self.lock)
         self.record: Callable[[], bytes] | None = None
         # Work of a change takes the place of waiting vectors: they are few then, or in their part already.
         self._work_bytes = fresh_bytes(about.dram)
@@ -143,7 +145,8 @@ class IndexWriter:
         """Return the snapshot with more vectors, and their ids."""
         with self._all_or_nothing(state):
             records = ChangedDocuments(state, documents, len(vectors), self._work_bytes)
-            return self._add(state, vectors, ids, attributes, records)
+            following, names = self._add(state, vectors, ids, attributes, records)
+            return self._measured(following, len(vectors)), names
 
     def update(
         self,
@@ -164,7 +167,8 @@ class IndexWriter:
                 places = locate_all(state.parts, state.fresh, ids)
                 given = {name: ~rows_lacking(name, attributes, len(ids)) for name in as_columns(attributes, len(ids))}
                 return self._set(self._widen_for(state, attributes, len(ids)), places, attributes, given), 0
-            return self._update(state, ids, vectors, attributes, documents, locate if insert else locate_all)
+            following, new = self._update(state, ids, vectors, attributes, documents, locate if insert else locate_all)
+            return self._measured(following, len(ids)), new
 
     def update_selected(
         self,
@@ -295,9 +299,21 @@ class IndexWriter:
         try:
             self._begin_beside(following, compact)
         except (MemoryError, OSError, RuntimeError, ClosedError) as error:  # the commit is made all the same
-            self._renewals.failed(error, following.calibration.changes)
+            self._renewals.failed(error, following.calibration.all_changes)
         self._renewals.give_way()
         return following
+
+    def when_measured(self, call: Callable[[Measured], None]) -> None:
+        """Let a thread that has measured efforts anew call this, while it holds `lock`."""
+        self._measurements.hand_over = call
+
+    def use(self, state: IndexSnapshot, measured: Measured) -> IndexSnapshot:
+        """Return the snapshot with efforts measured anew, for the next commit to make durable, if they are of use."""
+        calibration = measured.for_later(state.calibration)
+        if self._lost or self._prepared is not None or calibration is state.calibration:
+            return state
+        self.about, self._dirty = replace(self.about, calibration=calibration), True
+        return replace(state, calibration=calibration)
 
     def prepare(self, state: IndexSnapshot, mark: int) -> IndexSnapshot:
         """Write everything that a commit of the snapshot needs, and note it under `mark`, but publish nothing."""
@@ -339,6 +355,7 @@ class IndexWriter:
     def close(self) -> None:
         """End the work beside the commits, after the step that is under way."""
         self._renewals.stop()
+        self._measurements.stop()
 
     def failures(self) -> list[BaseException]:
         """Return the failures of work beside the commits since the last call."""
@@ -369,6 +386,7 @@ class IndexWriter:
     def keep_tuning(self, state: IndexSnapshot) -> None:
         """Make calibration and hot pages of a snapshot durable."""
         self._renewals.stop()  # it would undo the tuning
+        self._measurements.stop()
         names, (files, pages) = {part.file: part.name for part in state.parts}, split_keys(state.hot.keys)
         hot = [(names[file], page) for file, page in zip(files.tolist(), pages.tolist(), strict=True)]
         with self._all_or_nothing(state), self._begin() as tx:
@@ -510,7 +528,8 @@ class IndexWriter:
 
     def _commit_made(self, state: IndexSnapshot, few: int) -> IndexSnapshot:
         """Make a snapshot durable; take over finished work where that leaves few rows to write anew now."""
-        self._renewals.collect(state.calibration.changes)
+        self._renewals.collect(state.calibration.all_changes)
+        state = self._take_measured(state)
         renewed = self._renewals.renewed
         if renewed is not None:
             rest = sum(part.alive_count for part in state.parts[len(renewed.replaced) :])
@@ -523,9 +542,27 @@ class IndexWriter:
         first = self._first_to_join(state, self._renewals.claimed(state.parts), few)
         return self._rewrite(state, first, self._renewals.take_made())
 
+    def _measured(self, state: IndexSnapshot, rows: int | None = None) -> IndexSnapshot:
+        """Return the snapshot with efforts measured anew, where that cannot wait for a thread."""
+        if not self._measurements.is_overdue(state, rows):
+            return state
+        self._measurements.stop()
+        return self.use(state, measure_anew(state, self._reader))
+
+    def _take_measured(self, state: IndexSnapshot) -> IndexSnapshot:
+        """Return the snapshot with the efforts of a thread that could not hand them over; see :meth:`use`."""
+        try:
+            measured = self._measurements.take()
+        except Exception as error:
+            self._renewals.failed(error, state.calibration.all_changes)
+            return state
+        return self._measured(state if measured is None else self.use(state, measured))
+
     def _begin_beside(self, state: IndexSnapshot, compact: bool | None) -> None:
         """Start the threads that are due, now that all of a snapshot is durable."""
-        renewals, about, changes = self._renewals, self.about, state.calibration.changes
+        renewals, about, changes = self._renewals, self.about, state.calibration.all_changes
+        if renewals.may_start(changes):
+            self._measurements.begin(state)
         if (renewed := renewals.renewed) is not None:
             task = self._task(state, state.parts[len(renewed.replaced) :])
             renewals.make_up(task.parts, partial(follow, task))
@@ -619,7 +656,7 @@ class IndexWriter:
     def _renew(self, state: IndexSnapshot) -> IndexSnapshot:
         """Write all parts as one, with lists and codes made for their vectors."""
         task, layout = self._task(state, state.parts), self._layout_anew(state)
-        changes = state.calibration.changes
+        changes = state.calibration.all_changes
         return self._switch(state, renew(task, layout, self.about.seed, changes))
 
     def _switch(self, state: IndexSnapshot, renewed: Renewed) -> IndexSnapshot:
@@ -639,7 +676,7 @@ class IndexWriter:
                     known.append(arrays)
                 preview = replace(preview, radii=radii_of(pieces, preview))
                 tx.segment("radii").append(preview.radii)
-                calibration = calibration.changed(state.calibration.changes - renewed.changes)
+                calibration = calibration.changed(state.calibration.all_changes - renewed.changes)
                 about = replace(self.about, lists=preview.lists, book_bytes=preview.book.code_bytes, hot=[])
                 about = replace(about, trained_on=calibration.vectors, calibration=calibration)
                 self._publish(tx, replace(about, parts=entries, pending=[]), durable=True)
@@ -872,6 +909,6 @@ def _in_place(parts: Sequence[IndexPart], made: Made | None) -> list[IndexPart |
 def outgrown(state: IndexSnapshot) -> bool:
     """Return whether so much has changed, or a list grown so long, that the index is worth making anew."""
     calibration = state.calibration
-    if calibration.worn or calibration.tuned or calibration.changes <= _LONG_CHANGES * calibration.vectors:
+    if calibration.worn or calibration.tuned or calibration.all_changes <= _LONG_CHANGES * calibration.vectors:
         return calibration.worn
     return state.longest_list > _LONG

@@ -36,7 +36,7 @@ from memhier.io.page_file import PAGE_BYTES
 from memhier.io.reader import Reader
 from memhier.store.store import Staging, Store, Transaction
 
-__all__ = ["DEPTH", "Made", "Renewed", "Task", "follow", "join", "renew", "write_recoded"]
+__all__ = ["DEPTH", "Made", "Renewed", "Task", "follow", "join", "open_parts", "renew", "write_recoded"]
 
 DEPTH = 16  # reads in flight
 
@@ -80,15 +80,18 @@ class Task:
     def opened(self) -> Iterator[tuple[list[IndexPart], Reader]]:
         """Open the parts with a reader of their own, which no search uses, and which keeps their files open."""
         with Reader(depth=DEPTH) as reader:
-            texts = any(part.texts is not None for part in self.parts)
-            files = PartFiles(self.store, reader, BitmapCache(1), texts, PAGE_BYTES, PAGE_BYTES)
-            parts = [
-                files.open(
-                    part.name, part.arrays, self.row_bytes, self.schema, part.alive, part.alive_name, part.entry()
-                )
-                for part in self.parts
-            ]
+            parts = open_parts(self.store, self.parts, reader, self.schema)
             yield parts, reader
+
+
+def open_parts(store: Store, parts: Sequence[IndexPart], reader: Reader, schema: Schema) -> list[IndexPart]:
+    """Open parts with a reader that no search uses; it keeps their files open."""
+    texts = any(part.texts is not None for part in parts)
+    files = PartFiles(store, reader, BitmapCache(1), texts, PAGE_BYTES, PAGE_BYTES)
+    return [
+        files.open(part.name, part.arrays, part.row_bytes, schema, part.alive, part.alive_name, part.entry())
+        for part in parts
+    ]
 
 
 @dataclass(frozen=True, slots=True)

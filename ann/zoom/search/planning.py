@@ -104,19 +104,16 @@ def _plan_recall(state: IndexSnapshot, k: int, recall: float) -> Plan:
             effort = replace(effort, most=effort.most + before)
         return Plan(effort, True, "no", recall)
     exact = recall == 1 or calibration.reached_at(k) < recall
-    if not exact and not _measured(calibration, k):
-        # The neighbours differ from those measured: half of the loss is allowed, and the bounds alone decide.
+    if not exact and not calibration.changed_much and k > max(calibration.efforts):
+        # The neighbours lie beyond those measured: half of the loss is allowed, and the bounds alone decide.
         found = calibration.effort(k, 1 - (1 - recall) / 2)[0]
         eps = found.eps if calibration.bounds_hold else max(found.eps, _ROUGH_EPS)
         found = replace(found, eps=eps, most=None)
         return Plan(_every_list(state, found) if _radii_are_old(state) else found, False, "wider", recall)
     widest = calibration.widest(state.preview.lists)
+    if not calibration.bounds_hold:
+        widest = replace(widest, eps=max(widest.eps, _ROUGH_EPS))
     return Plan(effort if recall == 1 else widest, False, "exact" if exact else "wider", recall)
-
-
-def _measured(calibration: Calibration, k: int) -> bool:
-    """Return whether the measurements still hold for so many neighbours."""
-    return k <= max(calibration.efforts) and not calibration.changed_much
 
 
 def _plan_filtered(state: IndexSnapshot, k: int, recall: float, selection: Selection) -> Plan:

@@ -103,6 +103,7 @@ _CHECK = record(
             "strayed": real(0),
             "far": real(0),
             "strange": real(0),
+            "earlier": integer(),
             "strays": record({"rim": real(0), "lists": mapping(row(real(0), real(0), text(r"([0-9a-f]{2})*")), _LIST)}),
         }),
         "parts": _PARTS,

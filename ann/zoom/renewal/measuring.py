@@ -1,0 +1,186 @@
+"""Efforts measured anew for the vectors that there are, while lists and codes stay.
+
+Vectors come and go, and those that come may be unlike those measured, as where data drift: then efforts no longer keep
+the recall that they declare. So once enough has changed, some vectors play the queries again: some of all, and as many
+of the parts written last, as queries often look for these. Each kind is measured alone, and the stricter effort counts.
+
+A thread does it beside the commits, and hands its result to the searches that follow. A call that writes many vectors
+at once measures by itself, in proportion to these; so does a commit where no thread came to an end.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial, reduce
+from threading import RLock
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from memhier.ann.zoom.calibration.calibrate import Calibration
+from memhier.ann.zoom.calibration.mixtures import calibrate_kinds, play_queries, stricter
+from memhier.ann.zoom.pauses import pause
+from memhier.ann.zoom.preview.scan_arguments import positions_of
+from memhier.ann.zoom.renewal.beside import Beside, Caller
+from memhier.ann.zoom.renewal.merge import alive_blocks
+from memhier.ann.zoom.renewal.renewal import DEPTH, open_parts
+from memhier.ann.zoom.storage.snapshot import IndexSnapshot
+from memhier.io.reader import Reader
+from memhier.store.store import Store
+
+__all__ = ["Measured", "Measurements", "measure_anew"]
+
+_QUERIES = 160  # of each kind
+_FEWEST = 128  # of a kind: fewer hardly tell of a recall of .99
+_NEWEST = 0.05  # of the vectors, that the parts written last hold at least
+_DRAWN = 8  # rows for one that plays a query, as some are removed or drawn twice
+_SEED = 5
+_POLL_SECONDS = 0.01
+
+Ints: TypeAlias = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A calibration measured anew.
+
+    Attributes
+    ----------
+    before, calibration
+        The one that it replaces, and itself.
+    """
+
+    before: Calibration
+    calibration: Calibration
+
+    def for_later(self, now: Calibration) -> Calibration:
+        """Return the calibration for a later snapshot, which has `now` this one.
+
+        What has changed in between still counts. If lists, codes or efforts are others by now, `now` stays.
+        """
+        replaced = now.efforts is not self.before.efforts or now.tuned != self.before.tuned
+        return now if replaced else now.measured_anew(self.calibration, self.before)
+
+    def drop(self) -> None:
+        """Nothing is left of it."""
+
+
+class Measurements:
+    """Measures beside the commits, by a thread. For the thread of the writer.
+
+    Parameters
+    ----------
+    store
+        Holds the parts.
+    caller
+        The writer; the thread waits while it is busy.
+    lock
+        Held by the thread that changes the index.
+
+    Attributes
+    ----------
+    hand_over
+        Takes the result in the thread that measured, which holds the lock; otherwise it waits for :meth:`take`.
+    """
+
+    def __init__(self, store: Store, caller: Caller, lock: RLock) -> None:
+        self._store, self._lock = store, lock
+        self.hand_over: Callable[[Measured], None] | None = None
+        self._work: Beside[Measured] = Beside("zoom-measure", caller)
+
+    def begin(self, state: IndexSnapshot) -> None:
+        """Measure a snapshot, if that is due and nothing else is under way."""
+        if self._work.occupied or not state.calibration.stale or not _on_ssd(state):
+            return
+        reader = Reader(depth=DEPTH)  # no search uses it
+        try:
+            parts = open_parts(self._store, state.parts, reader, {})
+            self._work.start(
+                partial(_measure_with, replace(state, parts=tuple(parts)), reader, self._lock, self.hand_over)
+            )
+        except BaseException:
+            reader.close()
+            raise
+
+    def is_overdue(self, state: IndexSnapshot, rows: int | None = None) -> bool:
+        """Return whether efforts are to be measured at once, as no thread does.
+
+        A call before the commit that wrote `rows` waits for its commit unless they are many.
+        """
+        now = state.calibration
+        few = self._work.occupied if rows is None else rows <= now.stale_from
+        return now.stale and now.changed_much and not few and _on_ssd(state)
+
+    def take(self) -> Measured | None:
+        """Return the result; None if there is none yet. Or raise the error that ended the work."""
+        return self._work.take()
+
+    def stop(self) -> None:
+        """End the work, after the step that is under way, and forget its result."""
+        self._work.stop()
+
+
+def measure_anew(state: IndexSnapshot, reader: Reader) -> Measured:
+    """Return the efforts for vectors of a snapshot, which are read once. They do not depend on earlier efforts.
+
+    Raises
+    ------
+    OSError
+        When a read fails.
+    """
+    before, counts = state.calibration, [part.alive_count for part in state.parts]
+    random = np.random.default_rng([_SEED, before.all_changes])
+    first = len(counts)
+    while first and sum(counts[first:]) < _NEWEST * sum(counts):
+        first -= 1
+    newest = _some_rows(state, first, random) if first else np.empty(0, np.int64)
+    newest = newest[: len(newest) if len(newest) >= _FEWEST else 0]
+    others = np.setdiff1d(_some_rows(state, 0, random), newest)
+    own = np.sort(np.concatenate([newest, others]))
+    vectors = state.vectors_at(own, reader).astype(np.float32)
+    truth = play_queries(state.space, vectors, own, sum(counts), int(random.integers(2**31)))
+    for positions, block in alive_blocks(state.parts, state.dtype, reader):
+        pause()
+        truth.add(positions, state.space.vectors(block))
+    is_new = np.resize(np.isin(own, newest), len(truth.own))  # mixtures follow in the same order
+    truth.finish()
+    made = [
+        calibrate_kinds(state.preview, state.findable.coded, truth.of(rows), state.row_bytes)
+        for rows in (np.flatnonzero(is_new), np.flatnonzero(~is_new)) if len(rows)
+    ]  # fmt: skip
+    return Measured(before, reduce(stricter, made))
+
+
+def _measure_with(
+    state: IndexSnapshot, reader: Reader, lock: RLock, hand_over: Callable[[Measured], None] | None
+) -> Measured:
+    with reader:
+        measured = measure_anew(state, reader)
+    while not lock.acquire(timeout=_POLL_SECONDS):
+        pause()
+    try:
+        if hand_over is not None:
+            hand_over(measured)
+    finally:
+        lock.release()
+    return measured
+
+
+def _on_ssd(state: IndexSnapshot) -> bool:
+    return sum(part.alive_count for part in state.parts) > _FEWEST
+
+
+def _some_rows(state: IndexSnapshot, first: int, random: np.random.Generator) -> Ints:
+    """Return positions of some rows that are alive, drawn from the parts from number `first` on."""
+    parts = state.parts[first:]
+    starts = np.cumsum([0, *map(len, parts)])
+    drawn = random.integers(0, starts[-1], _DRAWN * _QUERIES)
+    number = np.searchsorted(starts, drawn, side="right") - 1
+    rows = drawn - starts[number]
+    alive = np.zeros(len(rows), np.bool_)
+    for which, part in enumerate(parts):
+        here = np.flatnonzero(number == which)
+        alive[here] = part.is_alive(rows[here])
+    positions = positions_of(number[alive] + first, rows[alive])
+    firsts = np.sort(np.unique(positions, return_index=True)[1])[:_QUERIES]
+    return np.sort(positions[firsts])
