@@ -863,9 +863,9 @@ class ZoomIndex(Closing):
 
         Notes
         -----
-        Once a twentieth has changed, a thread measures again how far searches must look to keep the declared recall, and
-        hands that over to the searches that follow; until then, and where more than a tenth has changed, they look at
-        all lists. After :meth:`tune` nothing is measured.
+        Once a twentieth has changed, a thread measures again how far searches must look to keep the declared recall,
+        and hands that over to the searches that follow. If a tenth changes before it does, they look at all lists.
+        After :meth:`tune` nothing is measured.
 
         A commit writes the vectors added since the last one and joins few rows written before. It leaves larger joins
         to threads. A commit that follows close on another waits for these threads as long as they waited for it. Work
