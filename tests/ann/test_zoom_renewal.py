@@ -114,9 +114,9 @@ def test_no_commit_does_much_more_than_others(tmp_path, monkeypatch):
         while commits < 24 or times_renewed < 1:
             index.add(pool[len(index) : len(index) + 60])
             ordered.append(0)
-            before = index.stats()["calibrated_vectors"]
+            before = index.stats()["trained_vectors"]
             index.commit()
-            times_renewed += before != index.stats()["calibrated_vectors"]
+            times_renewed += before != index.stats()["trained_vectors"]
             commits += 1
             assert commits < 250
             if commits > 24:

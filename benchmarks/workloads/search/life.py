@@ -96,11 +96,11 @@ def commits(count: int, least: int, folder: Path, *, until_renewed: bool) -> Row
     with ZoomIndex.build(folder / "committed", vectors[:count], dram=dram, grow_to=len(vectors)) as index:
         while len(passed) < least or (len(passed) < most and not taking_over):
             index.add(vectors[len(index) : len(index) + rows])
-            made_for = index.stats()["calibrated_vectors"]
+            made_for = index.stats()["trained_vectors"]
             cpu = time.thread_time()
             passed.append(_seconds(index.commit))
             worked.append(time.thread_time() - cpu)
-            if index.stats()["calibrated_vectors"] != made_for:
+            if index.stats()["trained_vectors"] != made_for:
                 taking_over.append(passed[-1])
             if len(passed) % 6 == 0 or len(passed) >= least:
                 ask = Ask.of(SearchCase(vectors[: len(index)], queries), K, queries)
