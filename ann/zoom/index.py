@@ -184,8 +184,8 @@ class ZoomIndex(Closing):
             checksums, the buffers and filters of all searches that run at a time, marks of removed rows, vectors that
             wait to be written, and the work of :meth:`add`, :meth:`remove`, :meth:`update` and :meth:`commit`. It does
             not cover arguments and results of calls, Python's own objects, and :meth:`tune` and :meth:`compact` while
-            they run, which take the DRAM of a build, also where a commit lets a thread compact; nor the queries with
-            which a change measures efforts anew, some MiB. The build chooses the
+            they run, which take the DRAM of a build, also where a commit lets a thread compact or measures efforts
+            anew. The build chooses the
             longest codes that fit: longer codes let a search read less for the same recall. Where codes of half a bit a
             dimension do not fit, codes and ids stay on SSD, and a search reads those of the lists that it probes.
             Then looking for ids (``in``, :meth:`fetch`, :meth:`update`, :meth:`remove`, `allow`) reads all ids from
@@ -854,7 +854,9 @@ class ZoomIndex(Closing):
         compact
             Whether to :meth:`compact` as well. With None, a thread rebuilds the index beside the calls that follow once
             additions and removals exceed three tenths of the vectors that it was built for, or a twentieth while a list
-            has grown to eight times the mean; not after :meth:`tune`, which a rebuild would undo.
+            has grown to eight times the mean; not after :meth:`tune`, which a rebuild would undo. With False, the
+            commit keeps within `dram`: nothing is rebuilt or measured, and searches look at all lists once a tenth has
+            changed.
 
         Warns
         -----
@@ -864,8 +866,9 @@ class ZoomIndex(Closing):
         Notes
         -----
         Once a twentieth has changed, a thread measures again how far searches must look to keep the declared recall,
-        and hands that over to the searches that follow. If a tenth changes before it does, they look at all lists.
-        After :meth:`tune` nothing is measured.
+        and hands that over to the searches that follow. If a tenth changes before it does, they look at all lists; so
+        they do between a large :meth:`add` and its commit, which measures at once. After :meth:`tune` nothing is
+        measured.
 
         A commit writes the vectors added since the last one and joins few rows written before. It leaves larger joins
         to threads. A commit that follows close on another waits for these threads as long as they waited for it. Work

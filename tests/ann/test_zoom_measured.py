@@ -53,16 +53,17 @@ def replace_oldest(index: ZoomIndex, held: dict[int, Floats], vectors: Floats) -
 
 
 @pytest.mark.filterwarnings("ignore:calibration found")  # codes are short
-@pytest.mark.parametrize(("metric", "dram", "speed"), [("l2", "450KiB", 1.5), ("cosine", "425KiB", 1.5)])
-def test_sliding_window_keeps_the_recall(tmp_path: Path, metric: str, dram: str, speed: float) -> None:
-    drift = Drift(seed=3, weight=0.8, speed=speed)
+@pytest.mark.parametrize("compact", [None, False])
+@pytest.mark.parametrize(("metric", "dram"), [("l2", "450KiB"), ("cosine", "425KiB")])
+def test_sliding_window_keeps_the_recall(tmp_path: Path, metric: str, dram: str, compact: bool | None) -> None:
+    drift = Drift(seed=3, weight=0.8, speed=1.5)
     first = drift.draw(0, COUNT)
     held = dict(enumerate(first))
     with ZoomIndex.build(tmp_path / "index", first, dram=dram, metric=metric, grow_to=2 * COUNT) as index:
         for step in range(1, 5):
             replace_oldest(index, held, drift.draw(step, COUNT // 8))
             if step % 2 == 0:
-                index.commit(compact=False)
+                index.commit(compact=compact)
             queries = drift.draw(step, 80)
             found = {k: recall_of(index, held, queries, k, metric) for k in (1, 10, 100)}
             assert min(found.values()) >= 0.965, (step, found)
@@ -76,25 +77,27 @@ def escalated(index: ZoomIndex) -> Any:
     return index.search(usual(1, 20), 10).stats["escalated"]
 
 
-def measured_in_time(index: ZoomIndex) -> bool:
+def calibrated(index: ZoomIndex) -> Any:
+    return index.stats()["calibrated_vectors"]
+
+
+def is_measured(index: ZoomIndex, count: int) -> bool:
+    """Wait until a thread has measured, if one does."""
     end = time.monotonic() + 300
-    while escalated(index) != "no" and time.monotonic() < end:
+    while calibrated(index) != count and time.monotonic() < end:
         time.sleep(0.02)
-    return bool(escalated(index) == "no")
+    return bool(calibrated(index) == count)
 
 
 def test_thread_hands_its_efforts_to_searches_and_to_the_next_commit(tmp_path: Path) -> None:
-    vectors = usual(1, COUNT + 600)
+    vectors = usual(1, COUNT + 300)
     with ZoomIndex.build(tmp_path / "index", vectors[:COUNT], dram="2MiB", grow_to=2 * COUNT) as index:
-        for some in np.split(vectors[COUNT:], 4):  # each too few to be measured at once
-            index.add(some)
-        assert escalated(index) == "wider"
-        index.add(vectors[:10])
-        index.commit(compact=False)
-        assert measured_in_time(index)
-        index.commit(compact=False)
+        index.add(vectors[COUNT:])
+        index.commit()
+        assert is_measured(index, len(vectors))  # without another change
+        index.commit()
     with ZoomIndex.open(tmp_path / "index") as index:
-        assert escalated(index) == "no"
+        assert calibrated(index) == len(vectors)
 
 
 def test_a_writer_that_closes_at_once_measures_at_a_commit(tmp_path: Path) -> None:
@@ -103,17 +106,21 @@ def test_a_writer_that_closes_at_once_measures_at_a_commit(tmp_path: Path) -> No
     for some in np.split(vectors[COUNT:], 8):
         with ZoomIndex.open(tmp_path / "index", writable=True) as index:
             index.add(some)
-            index.commit(compact=False)
+            index.commit()
     with ZoomIndex.open(tmp_path / "index") as index:
+        assert calibrated(index) > COUNT
         assert escalated(index) == "no"
 
 
 def test_measured_efforts_leave_a_rebuild_due(tmp_path: Path) -> None:
-    vectors = usual(1, 2 * COUNT)
+    vectors = usual(1, COUNT + 2000)
     with ZoomIndex.build(tmp_path / "index", vectors[:COUNT], dram="3MiB", grow_to=3 * COUNT) as index:
-        for some in np.split(vectors[COUNT:], 4):
+        for number, some in enumerate(np.split(vectors[COUNT:], 4), 1):
             index.add(some)
-            assert escalated(index) == "no"  # one call wrote a quarter
+            if number < 4:
+                index.commit()
+                assert is_measured(index, COUNT + 500 * number)  # a tenth has changed
+                assert index.stats()["renewal"] == "none"
         assert index.stats()["renewal"] == "due"
         index.commit(compact=False)
     with ZoomIndex.open(tmp_path / "index", writable=True) as index:
@@ -125,6 +132,17 @@ def test_tuned_efforts_are_not_measured_anew(tmp_path: Path) -> None:
     with ZoomIndex.build(tmp_path / "index", vectors[:COUNT], dram="2MiB", grow_to=2 * COUNT) as index:
         index.tune(usual(2, 128))
         index.add(vectors[COUNT:])
+        index.commit()
+        assert calibrated(index) == COUNT
+        assert escalated(index) != "no"
+
+
+def test_commit_that_keeps_within_dram_measures_nothing(tmp_path: Path) -> None:
+    vectors = usual(1, COUNT + 1000)
+    with ZoomIndex.build(tmp_path / "index", vectors[:COUNT], dram="2MiB", grow_to=2 * COUNT) as index:
+        index.add(vectors[COUNT:])
+        index.commit(compact=False)
+        assert calibrated(index) == COUNT
         assert escalated(index) == "wider"
 
 
@@ -135,18 +153,19 @@ def test_measuring_depends_on_nothing_but_the_index(tmp_path: Path) -> None:
         first = drift.draw(0, COUNT)
         with ZoomIndex.build(tmp_path / name, first, dram="1MiB", grow_to=2 * COUNT) as index:
             index.add(drift.draw(1, COUNT // 4))
+            index.commit()
+            assert calibrated(index) > COUNT
             result = index.search(drift.draw(1, 30), 10)
             found.append((result.ids.tolist(), result.stats["pages"]))
     assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("end", ["close", "tune", "compact"])
-def test_what_ends_a_measurement_neither_waits_nor_fails(tmp_path: Path, end: str) -> None:
+def test_end_of_a_measurement_under_way(tmp_path: Path, end: str) -> None:
     vectors = usual(1, COUNT + 400)
     index = ZoomIndex.build(tmp_path / "index", vectors[:COUNT], dram="2MiB", grow_to=2 * COUNT)
-    for some in np.split(vectors[COUNT:], 4):
-        index.add(some)
-    index.commit(compact=False)  # begins
+    index.add(vectors[COUNT:])
+    index.commit()  # begins
     if end == "tune":
         index.tune(usual(2, 128))
     elif end == "compact":

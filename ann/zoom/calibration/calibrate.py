@@ -168,9 +168,18 @@ class Calibration:
 
         So do rough codes of many vectors unlike those measured, whose errors may all point one way.
         """
-        rough = self._at(min(self.efforts), _ROUGH_RECALL)[0].eps
+        rough = self._rough
         one_way = rough > _ROUGH and (self._outgrown or (rough > _ROUGHER and not self.lists_fit))
         return min(self.reached.values()) >= _SHORT and not one_way
+
+    @property
+    def _rough(self) -> float:
+        return self._at(min(self.efforts), _ROUGH_RECALL)[0].eps
+
+    @property
+    def unknown(self) -> bool:
+        """Whether no effort but the exact one is sure: codes tell little of the many changes."""
+        return self.changed_much and self._rough > _ROUGHER
 
     @property
     def exact_eps(self) -> float:

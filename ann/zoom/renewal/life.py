@@ -145,8 +145,7 @@ class IndexWriter:
         """Return the snapshot with more vectors, and their ids."""
         with self._all_or_nothing(state):
             records = ChangedDocuments(state, documents, len(vectors), self._work_bytes)
-            following, names = self._add(state, vectors, ids, attributes, records)
-            return self._measured(following, len(vectors)), names
+            return self._add(state, vectors, ids, attributes, records)
 
     def update(
         self,
@@ -167,8 +166,7 @@ class IndexWriter:
                 places = locate_all(state.parts, state.fresh, ids)
                 given = {name: ~rows_lacking(name, attributes, len(ids)) for name in as_columns(attributes, len(ids))}
                 return self._set(self._widen_for(state, attributes, len(ids)), places, attributes, given), 0
-            following, new = self._update(state, ids, vectors, attributes, documents, locate if insert else locate_all)
-            return self._measured(following, len(ids)), new
+            return self._update(state, ids, vectors, attributes, documents, locate if insert else locate_all)
 
     def update_selected(
         self,
@@ -295,7 +293,7 @@ class IndexWriter:
             if compact or (compact is None and not state.count and outgrown(state)):
                 self._renewals.stop()
                 return self._renew(state) if state.count else self._rewrite(state, 0)
-            following = self._commit_made(state, max(_FEW_ROWS, _ROWS_TIMES * rows))
+            following = self._commit_made(state, max(_FEW_ROWS, _ROWS_TIMES * rows), compact)
         try:
             self._begin_beside(following, compact)
         except (MemoryError, OSError, RuntimeError, ClosedError) as error:  # the commit is made all the same
@@ -526,10 +524,10 @@ class IndexWriter:
         parts = (*state.parts, self._files.open(name, arrays, state.row_bytes, state.schema))
         return replace(state, parts=parts, preview=preview, fresh=fresh.emptied(), calibration=calibration)
 
-    def _commit_made(self, state: IndexSnapshot, few: int) -> IndexSnapshot:
+    def _commit_made(self, state: IndexSnapshot, few: int, compact: bool | None) -> IndexSnapshot:
         """Make a snapshot durable; take over finished work where that leaves few rows to write anew now."""
         self._renewals.collect(state.calibration.all_changes)
-        state = self._take_measured(state)
+        state = self._take_measured(state, compact)
         renewed = self._renewals.renewed
         if renewed is not None:
             rest = sum(part.alive_count for part in state.parts[len(renewed.replaced) :])
@@ -542,26 +540,25 @@ class IndexWriter:
         first = self._first_to_join(state, self._renewals.claimed(state.parts), few)
         return self._rewrite(state, first, self._renewals.take_made())
 
-    def _measured(self, state: IndexSnapshot, rows: int | None = None) -> IndexSnapshot:
-        """Return the snapshot with efforts measured anew, where that cannot wait for a thread."""
-        if not self._measurements.is_overdue(state, rows):
-            return state
-        self._measurements.stop()
-        return self.use(state, measure_anew(state, self._reader))
+    def _take_measured(self, state: IndexSnapshot, compact: bool | None) -> IndexSnapshot:
+        """Return the snapshot with the efforts of a thread that could not hand them over; see :meth:`use`.
 
-    def _take_measured(self, state: IndexSnapshot) -> IndexSnapshot:
-        """Return the snapshot with the efforts of a thread that could not hand them over; see :meth:`use`."""
+        Or with efforts measured now, where that is overdue and may take more DRAM than the budget.
+        """
         try:
             measured = self._measurements.take()
         except Exception as error:
             self._renewals.failed(error, state.calibration.all_changes)
             return state
-        return self._measured(state if measured is None else self.use(state, measured))
+        state = state if measured is None else self.use(state, measured)
+        if compact is None and self._measurements.is_overdue(state):
+            state = self.use(state, measure_anew(state, self._reader))
+        return state
 
     def _begin_beside(self, state: IndexSnapshot, compact: bool | None) -> None:
         """Start the threads that are due, now that all of a snapshot is durable."""
         renewals, about, changes = self._renewals, self.about, state.calibration.all_changes
-        if renewals.may_start(changes):
+        if compact is None and renewals.may_start(changes):
             self._measurements.begin(state)
         if (renewed := renewals.renewed) is not None:
             task = self._task(state, state.parts[len(renewed.replaced) :])

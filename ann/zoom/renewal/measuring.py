@@ -4,8 +4,9 @@ Vectors come and go, and those that come may be unlike those measured, as where 
 the recall that they declare. So once enough has changed, some vectors play the queries again: some of all, and as many
 of the parts written last, as queries often look for these. Each kind is measured alone, and the stricter effort counts.
 
-A thread does it beside the commits, and hands its result to the searches that follow. A call that writes many vectors
-at once measures by itself, in proportion to these; so does a commit where no thread came to an end.
+A thread does it beside the commits, and hands its result to the searches that follow. A commit that finds more than a
+tenth changed, which no thread measures, does it by itself. Both take DRAM beyond the budget, so a commit that must not
+compact does neither.
 """
 
 from collections.abc import Callable
@@ -102,14 +103,10 @@ class Measurements:
             reader.close()
             raise
 
-    def is_overdue(self, state: IndexSnapshot, rows: int | None = None) -> bool:
-        """Return whether efforts are to be measured at once, as no thread does.
-
-        A call before the commit that wrote `rows` waits for its commit unless they are many.
-        """
+    def is_overdue(self, state: IndexSnapshot) -> bool:
+        """Return whether so much has changed that efforts are to be measured at once, as no thread does."""
         now = state.calibration
-        few = self._work.occupied if rows is None else rows <= now.stale_from
-        return now.stale and now.changed_much and not few and _on_ssd(state)
+        return now.stale and now.changed_much and not self._work.occupied and _on_ssd(state)
 
     def take(self) -> Measured | None:
         """Return the result; None if there is none yet. Or raise the error that ended the work."""

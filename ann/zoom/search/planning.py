@@ -103,7 +103,7 @@ def _plan_recall(state: IndexSnapshot, k: int, recall: float) -> Plan:
             before = min(calibration.changes, sum(part.arrays.unbounded for part in state.parts))
             effort = replace(effort, most=effort.most + before)
         return Plan(effort, True, "no", recall)
-    exact = recall == 1 or calibration.reached_at(k) < recall
+    exact = recall == 1 or calibration.unknown or calibration.reached_at(k) < recall
     if not exact and not calibration.changed_much and k > max(calibration.efforts):
         # The neighbours lie beyond those measured: half of the loss is allowed, and the bounds alone decide.
         found = calibration.effort(k, 1 - (1 - recall) / 2)[0]
@@ -111,8 +111,6 @@ def _plan_recall(state: IndexSnapshot, k: int, recall: float) -> Plan:
         found = replace(found, eps=eps, most=None)
         return Plan(_every_list(state, found) if _radii_are_old(state) else found, False, "wider", recall)
     widest = calibration.widest(state.preview.lists)
-    if not calibration.bounds_hold:
-        widest = replace(widest, eps=max(widest.eps, _ROUGH_EPS))
     return Plan(effort if recall == 1 else widest, False, "exact" if exact else "wider", recall)
 
 
