@@ -136,12 +136,7 @@ class Calibration:
     def stale(self) -> bool:
         """Whether so much has changed since that it is worth measuring anew; never after queries of the user."""
         of_vectors = self.vectors >= _MEASURED_LEAST and not self.tuned and not self.tried
-        return of_vectors and self.changes > self.stale_from
-
-    @property
-    def stale_from(self) -> float:
-        """How many changes make it stale."""
-        return _MEASURED * self.vectors
+        return of_vectors and self.changes > _MEASURED * self.vectors
 
     @property
     def worn(self) -> bool:
@@ -197,7 +192,7 @@ class Calibration:
     def measured_anew(self, found: Self, before: Self) -> Self:
         """Return the calibration `found` for the same lists and codes; it was begun when this one was `before`.
 
-        Bounds of a recall of 1 stay as wide as they were, and vectors that were far from their centroids stay strays.
+        What is known of errors that point one way stays, and vectors that were far from their centroids stay strays.
         """
         return replace(
             found, changes=self.changes - before.changes, strange=max(0.0, self.strange - before.strange),

@@ -59,8 +59,8 @@ class Measured:
 
         What has changed in between still counts. If lists, codes or efforts are others by now, `now` stays.
         """
-        replaced = now.efforts is not self.before.efforts or now.tuned != self.before.tuned
-        return now if replaced else now.measured_anew(self.calibration, self.before)
+        is_it = now.efforts is self.before.efforts
+        return now.measured_anew(self.calibration, self.before) if is_it else now
 
     def drop(self) -> None:
         """Nothing is left of it."""
