@@ -1,6 +1,7 @@
 """Efforts are measured anew as vectors come and go, so that the recall declared is kept without a rebuild."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,36 +10,44 @@ import numpy.typing as npt
 import pytest
 
 from memhier.ann import ZoomIndex
+from memhier.ann.zoom.calibration.calibrate import Calibration
+from memhier.ann.zoom.preview.preview import Effort
 
 Floats = npt.NDArray[np.float32]
 AXES, COUNT = 64, 4000
 
 
 class Drift:
-    """Clusters that move along one direction."""
+    """Clusters that move along one direction, of lengths up to `longest`."""
 
-    def __init__(self, seed: int, weight: float, speed: float) -> None:
+    def __init__(self, seed: int, weight: float, speed: float, longest: float = np.inf) -> None:
         self._random = np.random.default_rng(seed)
         self._centres = 1.2 * self._random.standard_normal((30, AXES))
         direction = self._random.standard_normal(AXES)
         self._step = speed * direction / np.linalg.norm(direction)
         self._weights = 3 * weight ** np.arange(AXES)
+        self._longest = longest
 
     def draw(self, step: float, count: int) -> Floats:
         """Return vectors of a step."""
         near = self._centres[self._random.integers(0, 30, count)] + self._random.standard_normal((count, AXES))
-        return (near * self._weights + step * self._step).astype(np.float32)
+        made = near * self._weights + step * self._step
+        lengths = np.linalg.norm(made, axis=1, keepdims=True)
+        return (made * np.minimum(1, self._longest / lengths)).astype(np.float32)
 
 
-def recall_of(index: ZoomIndex, held: dict[int, Floats], queries: Floats, k: int, metric: str) -> float:
+def recall_of(
+    index: ZoomIndex, held: dict[int, Floats], queries: Floats, k: int, metric: str, recall: float | None = None
+) -> float:
     ids = np.array([*held])
-    vectors, asked = np.stack([*held.values()]), queries
+    vectors, asked = np.stack([*held.values()]).astype(np.float64), queries.astype(np.float64)
     if metric == "cosine":
         vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-        asked = queries / np.linalg.norm(queries, axis=1, keepdims=True)
-    away = np.square(vectors).sum(axis=1) - 2 * asked @ vectors.T
+        asked = asked / np.linalg.norm(asked, axis=1, keepdims=True)
+    away = -2 * asked @ vectors.T
+    away += 0 if metric == "ip" else np.square(vectors).sum(axis=1)
     best = ids[np.argsort(away, axis=1)[:, :k]]
-    found = index.search(queries, k).ids
+    found = index.search(queries, k, recall=recall).ids
     return float(np.mean([len(np.intersect1d(some, true)) / k for some, true in zip(found, best, strict=True)]))
 
 
@@ -54,9 +63,9 @@ def replace_oldest(index: ZoomIndex, held: dict[int, Floats], vectors: Floats) -
 
 @pytest.mark.filterwarnings("ignore:calibration found")  # codes are short
 @pytest.mark.parametrize("compact", [None, False])
-@pytest.mark.parametrize(("metric", "dram"), [("l2", "450KiB"), ("cosine", "425KiB")])
+@pytest.mark.parametrize(("metric", "dram"), [("l2", "450KiB"), ("cosine", "425KiB"), ("ip", "425KiB")])
 def test_sliding_window_keeps_the_recall(tmp_path: Path, metric: str, dram: str, compact: bool | None) -> None:
-    drift = Drift(seed=3, weight=0.8, speed=1.5)
+    drift = Drift(seed=3, weight=0.8, speed=1.5, longest=20.0 if metric == "ip" else np.inf)
     first = drift.draw(0, COUNT)
     held = dict(enumerate(first))
     with ZoomIndex.build(tmp_path / "index", first, dram=dram, metric=metric, grow_to=2 * COUNT) as index:
@@ -67,6 +76,17 @@ def test_sliding_window_keeps_the_recall(tmp_path: Path, metric: str, dram: str,
             queries = drift.draw(step, 80)
             found = {k: recall_of(index, held, queries, k, metric) for k in (1, 10, 100)}
             assert min(found.values()) >= 0.965, (step, found)
+
+
+@pytest.mark.parametrize("compact", [None, False])
+def test_recall_of_one_is_exact_as_vectors_drift(tmp_path: Path, compact: bool | None) -> None:
+    drift = Drift(seed=4, weight=0.9, speed=4.0, longest=30.0)
+    first, vectors = drift.draw(0, COUNT), drift.draw(1, COUNT * 7 // 200)
+    held = dict(enumerate(first))
+    with ZoomIndex.build(tmp_path / "index", first, dram="1MiB", metric="ip", grow_to=2 * COUNT) as index:
+        replace_oldest(index, held, vectors)
+        index.commit(compact=compact)
+        assert recall_of(index, held, drift.draw(1, 300), 10, "ip", recall=1) == 1
 
 
 def usual(seed: int, count: int) -> Floats:
@@ -113,18 +133,43 @@ def test_a_writer_that_closes_at_once_measures_at_a_commit(tmp_path: Path) -> No
 
 
 def test_measured_efforts_leave_a_rebuild_due(tmp_path: Path) -> None:
-    vectors = usual(1, COUNT + 2000)
+    vectors = usual(1, COUNT + 1600)
     with ZoomIndex.build(tmp_path / "index", vectors[:COUNT], dram="3MiB", grow_to=3 * COUNT) as index:
         for number, some in enumerate(np.split(vectors[COUNT:], 4), 1):
             index.add(some)
             if number < 4:
                 index.commit()
-                assert is_measured(index, COUNT + 500 * number)  # a tenth has changed
-                assert index.stats()["renewal"] == "none"
+                assert is_measured(index, COUNT + 400 * number)
+                assert index.stats()["renewal"] == "none"  # due by the vectors of the build
         assert index.stats()["renewal"] == "due"
         index.commit(compact=False)
     with ZoomIndex.open(tmp_path / "index", writable=True) as index:
         assert index.stats()["renewal"] == "due"
+
+
+def test_removed_vectors_are_not_calibrated(tmp_path: Path) -> None:
+    vectors = usual(1, 2 * COUNT)
+    with ZoomIndex.build(tmp_path / "index", vectors[:COUNT], dram="2MiB", grow_to=2 * COUNT) as index:
+        for step in range(6):  # a sixteenth comes and goes, so an eighth changes
+            some = np.arange(step * COUNT // 16, (step + 1) * COUNT // 16)
+            index.add(vectors[COUNT + some], ids=COUNT + some)
+            index.remove(some)
+            assert index.stats()["renewal"] == ("due" if 2 * len(some) * (step + 1) > 0.3 * COUNT else "none")
+            index.commit(compact=None if step < 2 else False)
+            assert calibrated(index) == COUNT
+        index.tune(usual(2, 128))
+        assert calibrated(index) == COUNT
+
+
+def test_bounds_that_missed_neighbours_once_are_not_trusted_again() -> None:
+    effort = {1: [(0.99, Effort(4, eps=0.5), 2.0)]}
+    sound = Calibration(160, effort, {1: 1.0}, vectors=4000)
+    unsound = replace(sound, reached={1: 0.99})
+    assert sound.measured_anew(sound, sound).bounds_hold
+    after = sound.measured_anew(unsound, sound)
+    assert not after.bounds_hold
+    assert not after.measured_anew(sound, after).bounds_hold
+    assert not Calibration.from_json(after.measured_anew(sound, after).to_json()).bounds_hold
 
 
 def test_tuned_efforts_are_not_measured_anew(tmp_path: Path) -> None:

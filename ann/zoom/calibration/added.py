@@ -66,11 +66,10 @@ def one_way_error(turned: Floats, preview: Preview) -> float:
     """Return by how many standard errors the codes of some turned vectors ``[n, d]`` overstate distances.
 
     Codes are made for residuals that point all ways: the errors of near vectors then differ in sign. Where many were
-    added that lie elsewhere, their residuals share a direction, which short codes leave out of each. Inner products are
-    not looked at.
+    added that lie elsewhere, their residuals share a direction, which short codes leave out of each.
     """
     turned = np.ascontiguousarray(turned[:: max(1, -(-len(turned) // _MOST))])
-    if preview.inner or len(turned) < _LEAST or not isinstance(preview.book, CodeBook):
+    if len(turned) < _LEAST or not isinstance(preview.book, CodeBook):
         return 0.0
     lists = preview.nearest_lists(turned, 1)
     centroids = preview.centroids_of(lists)
@@ -79,13 +78,17 @@ def one_way_error(turned: Floats, preview: Preview) -> float:
     coded = preview.book.decode(codes, numbers)
     wrong[:, : coded.shape[1]] -= coded * np.float32(preview.book.unit)
     errors = preview.book.numbers_of(numbers)[2] * np.float32(preview.book.unit)
-    squared = np.einsum("ij,ij->i", turned, turned)
+    asked, squared = turned, np.einsum("ij,ij->i", turned, turned)
+    if preview.inner:
+        asked, squared = _directions(turned), np.zeros(len(turned), np.float32)
     found = np.zeros(len(turned))
     for row, vector in enumerate(turned):
-        away = squared - 2 * (turned @ vector)
+        away = squared - 2 * (asked @ vector)
         away[row] = np.inf
-        near = turned[np.argpartition(away, _NEAREST)[:_NEAREST]] - centroids[row]
-        usual = errors[row] * np.sqrt(np.einsum("ij,ij->i", near, near))
+        near = asked[np.argpartition(away, _NEAREST)[:_NEAREST]]
+        near = near if preview.inner else near - centroids[row]
+        lengths = preview.book.wrongness(near) if preview.inner else np.sqrt(np.einsum("ij,ij->i", near, near))
+        usual = errors[row] * lengths
         if 0 < errors[row] < np.inf and usual.all():
             found[row] = float(np.mean(near @ wrong[row] / usual))
     held = np.unique(lists, return_inverse=True)[1]

@@ -49,6 +49,7 @@ _SHORT = 0.995  # of the neighbours found among few candidates, below which more
 _ROUGH, _ROUGH_RECALL = 1.0, 0.9  # standard errors for a recall of the nearest, beyond which codes tell little
 _ROUGHER = 1.5  # likewise, of vectors far from their centroids
 _EXACT_EPS = 8.0  # standard errors that a bound of recall 1 allows for
+_STRAYED_MUCH = 2.0  # standard errors that codes err one way, beyond which no wider bound is sure to do
 _CHANCE = 0.35  # standard errors that codes of added vectors may err one way beyond others by chance
 _NO_BOUND = 1e6  # likewise, where errors exceed their bounds: everything not known exactly is compared
 _NEAR = (0.03, 0.06, 0.1, 0.2, 0.35, 0.6)  # of the gap at the fewest lists
@@ -61,6 +62,7 @@ _BLOCK = 64
 _HOPELESS = 2  # times the least cost found, beyond which no more lists are tried
 _ALONE_LOSS = 0.4  # of the loss allowed, where rows are read alone
 _STORED = tuple(each.name for each in fields(Effort))[:7]  # without those of filters
+_MOSTLY_NONE = ("clear", "strayed", "strange", "earlier", "made_for", "bounds_missed")  # stored where there is any
 # Times the loss allowed under a filter, for candidates that are hardly neighbours. The k-th distance is taken as too
 # large, so their odds are stated high, and less is lost.
 _UNLIKELY = 2.0
@@ -91,6 +93,10 @@ class Calibration:
         The number of vectors measured, and of those added or removed since.
     earlier
         Those added or removed before, since lists and codes were made.
+    made_for
+        The number of vectors that lists and codes were made for; 0 for those measured.
+    bounds_missed
+        Whether, since then, bounds have missed too many neighbours (:attr:`bounds_hold`).
     tuned
         Whether the queries were the user's, so that a rebuild would lose the calibration.
     tried
@@ -126,6 +132,8 @@ class Calibration:
     strange: float = 0.0
     strays: Strays | None = None
     earlier: int = 0
+    made_for: int = 0
+    bounds_missed: bool = False
 
     @property
     def all_changes(self) -> int:
@@ -145,7 +153,7 @@ class Calibration:
 
     @property
     def _outgrown(self) -> bool:
-        return self.all_changes > _WORN * self.vectors
+        return self.all_changes > _WORN * (self.made_for or self.vectors)
 
     @property
     def lists_fit(self) -> bool:
@@ -165,7 +173,7 @@ class Calibration:
         """
         rough = self._rough
         one_way = rough > _ROUGH and (self._outgrown or (rough > _ROUGHER and not self.lists_fit))
-        return min(self.reached.values()) >= _SHORT and not one_way
+        return min(self.reached.values()) >= _SHORT and not one_way and not self.bounds_missed
 
     @property
     def _rough(self) -> float:
@@ -173,13 +181,13 @@ class Calibration:
 
     @property
     def unknown(self) -> bool:
-        """Whether no effort but the exact one is sure: codes tell little of the many changes."""
-        return self.changed_much and self._rough > _ROUGHER
+        """Whether no effort but the exact one is sure: codes tell little of the many changes, or err far one way."""
+        return self.changed_much and (self._rough > _ROUGHER or self.strayed > _STRAYED_MUCH)
 
     @property
     def exact_eps(self) -> float:
-        """Standard errors between an estimate and bounds for exact search."""
-        return _EXACT_EPS + self.strayed if self.bounds_hold else _NO_BOUND
+        """Standard errors between an estimate and bounds for exact search; no bound where errors point one way."""
+        return _EXACT_EPS if self.bounds_hold and not self.strayed else _NO_BOUND
 
     def reached_at(self, k: int) -> float:
         """Return the highest recall measured for `k` neighbours, or for the nearest numbers measured."""
@@ -193,11 +201,12 @@ class Calibration:
         """Return the calibration `found` for the same lists and codes; it was begun when this one was `before`.
 
         What is known of errors that point one way stays, and vectors that were far from their centroids stay strays.
+        So does it that bounds have missed neighbours: a few queries of others may not tell.
         """
         return replace(
             found, changes=self.changes - before.changes, strange=max(0.0, self.strange - before.strange),
             earlier=self.earlier + before.changes, one_way=self.one_way, strayed=self.strayed, strays=self.strays,
-            tuned=self.tuned,
+            tuned=self.tuned, made_for=self.made_for or self.vectors, bounds_missed=not self.bounds_hold,
         )  # fmt: skip
 
     def written(self, some: Floats, preview: Preview, count: int) -> Self:
@@ -333,7 +342,7 @@ class Calibration:
         """Return it as plain values."""
         about = {name: getattr(self, name) for name in ("queries", "alone", "vectors", "changes", "tuned")}
         steps = {"efforts": _plain(self.efforts)} | ({"tried": _plain(self.tried)} if self.tried else {})
-        rest = {name: value for name in ("clear", "strayed", "strange", "earlier") if (value := getattr(self, name))}
+        rest = {name: value for name in _MOSTLY_NONE if (value := getattr(self, name))}
         rest |= {name: value for name in ("one_way", "far") if (value := getattr(self, name)) is not None}
         rest |= {} if self.strays is None else {"strays": self.strays.to_json()}
         return about | steps | {"reached": self.reached} | rest
@@ -346,8 +355,7 @@ class Calibration:
         about = {name: values[name] for name in ("queries", "vectors", "changes", "tuned")}
         efforts, tried = (_of_plain(values.get(name, {})) for name in ("efforts", "tried"))
         clear = {int(k): [(recall, far) for recall, far in every] for k, every in values.get("clear", {}).items()}
-        optional = ("one_way", "strayed", "far", "strange", "earlier")
-        about |= {name: values[name] for name in optional if name in values}
+        about |= {name: values[name] for name in ("one_way", "far", *_MOSTLY_NONE[1:]) if name in values}
         about |= {"strays": Strays.from_json(values["strays"])} if "strays" in values else {}
         return cls(efforts=efforts, tried=tried, reached=reached, alone=alone, clear=clear, **about)
 
@@ -399,15 +407,14 @@ def calibrate(preview: Preview, parts: Parts, truth: NeighbourTruth, row_bytes: 
     if not efforts:  # only one vector, or copies of it
         some = 10 if preview.coding == "pq" else None
         efforts, reached = {1: [(1.0, Effort(preview.lists, eps=float(EPS[-1]), candidates=some), 1.0)]}, {1: 1.0}
-    vectors = sum(part.rows for part in parts)
     one_way = far = strays = None
     if (truth.own >= 0).all():
-        turned = preview.turn(truth.queries)
+        turned = preview.turn(truth.vectors())
         one_way = one_way_error(turned, preview)
         far = float(np.quantile(lengths_of_residuals(turned, preview), 1 - FAR_SHARE))
         strays = Strays.none(turned, preview)
     return Calibration(
-        len(truth.queries), efforts, reached, sorted(alone.items()), vectors, clear=clear, one_way=one_way, far=far,
+        len(truth.queries), efforts, reached, sorted(alone.items()), truth.count, clear=clear, one_way=one_way, far=far,
         strays=strays,
     )  # fmt: skip
 

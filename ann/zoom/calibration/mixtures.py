@@ -86,8 +86,15 @@ def stricter(one: Calibration, other: Calibration) -> Calibration:
         queries=one.queries + other.queries,
         efforts=dict(sorted(efforts.items())),
         reached={k: min(one.reached[k], other.reached[k]) for k in efforts},
+        clear={k: _farther(one.clear[k], other.clear[k]) for k in one.clear.keys() & other.clear.keys()},
+        far=min((each.far for each in (one, other) if each.far is not None), default=None),
         alone=[(some[0], max(some[1], more[1])) for some, more in zip(one.alone, other.alone, strict=False)],
     )
+
+
+def _farther(one: list[tuple[float, float]], other: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return the greater distance of both, by recall."""
+    return [(min(some[0], more[0]), max(some[1], more[1])) for some, more in zip(one, other, strict=False)]
 
 
 def _harder(one: Effort, other: Effort) -> Effort:

@@ -39,6 +39,7 @@ class NeighbourTruth:
         self.queries: Floats
         self.own: Ints
         self.queries, self.own, self._lengths = queries, own, lengths
+        self.count: int = count
         self.neighbours: int = max(0, min(_NEIGHBOURS, count - int((own >= 0).any())))
         self.distances: Floats = np.full((len(queries), self.neighbours), np.inf, np.float32)
         self.found: Ints = np.full((len(queries), self.neighbours), -1, np.int64)
@@ -54,11 +55,15 @@ class NeighbourTruth:
     def of(self, rows: Ints) -> "NeighbourTruth":
         """Return the truth of some of the queries, after :meth:`finish`."""
         lengths = None if self._lengths is None else self._lengths[rows]
-        some = NeighbourTruth(self.queries[rows], self.own[rows], 0, lengths)
+        some = NeighbourTruth(self.queries[rows], self.own[rows], self.count, lengths)
         some.distances, some.found, some.copies = self.distances[rows], self.found[rows], self.copies[rows]
         some.hidden = self.hidden[rows]
         some.neighbours = int((some.found >= 0).any(axis=0).sum())
         return some
+
+    def vectors(self) -> Floats:
+        """Return the vectors that play the queries, ``[q, d]``, with their lengths."""
+        return self.queries if self._lengths is None else self.queries * self._lengths[:, None]
 
     def add(self, numbers: Ints, vectors: Floats) -> None:
         """Take in vectors float32 ``[n, d]`` under their numbers, int64 ``[n]``; they are moved in place."""

@@ -42,8 +42,8 @@ def warn_of(failures: Iterable[BaseException]) -> None:
     """Warn the user of failures of work beside the commits."""
     for failure in failures:
         warnings.warn(
-            f"the index could not be made anew, or its parts joined, beside its commits: {failure!r}. This commit is "
-            f"durable all the same; the work starts again once more has changed, and compact() does it at once",
+            f"the index could not be made or measured anew, or its parts joined, beside its commits: {failure!r}. The "
+            f"commit is durable all the same; the work starts again once more has changed, or at once by compact()",
             stacklevel=user_stacklevel(),
         )
 
