@@ -25,8 +25,9 @@ from memhier.ann.zoom.calibration.strays import Strays
 from memhier.ann.zoom.calibration.truth import NeighbourTruth
 from memhier.ann.zoom.pauses import pause
 from memhier.ann.zoom.preview.preview import Effort, Preview
+from memhier.ann.zoom.preview.scan_arguments import CodedPart
 from memhier.ann.zoom.preview.stored_codes import block_bytes, pages_of_lists
-from memhier.ann.zoom.preview.stored_scan import Parts
+from memhier.ann.zoom.preview.stored_scan import Parts, StoredPart
 from memhier.rows.ranking import page_rows_of
 
 __all__ = ["NEIGHBOURS", "RECALLS", "TARGET", "Calibration", "calibrate", "grown"]
@@ -57,6 +58,7 @@ _LEAST_LISTS, _FIRST_PROBES, _MOST_PROBES = 2, 8, 2048
 _NEARLY_ALL = 1 / 3  # of the lists, beyond which a query is routed to all of them at first
 _COVERED = 0.9995  # of the neighbours; the lists of the rest are not looked for
 _CENTROIDS = 4096  # compared at a time
+_WAVE_BYTES = 2 << 20  # of codes read at a time, where these lie on SSD
 _DIFFERENCES = 1 << 20  # of coordinates, held at a time
 _BLOCK = 64
 _HOPELESS = 2  # times the least cost found, beyond which no more lists are tried
@@ -389,7 +391,7 @@ def calibrate(preview: Preview, parts: Parts, truth: NeighbourTruth, row_bytes: 
 
     If rows of `row_bytes` bytes lie whole in pages, a read of any row of a page also finds a neighbour on it.
     """
-    measure = _Measure(preview, parts, truth, page_rows_of(row_bytes))
+    measure = _Measure(preview, [_in_large_waves(part) for part in parts], truth, page_rows_of(row_bytes))
     efforts: dict[int, list[tuple[float, Effort, float]]] = {}
     reached: dict[int, float] = {}
     alone: dict[float, float] = {}
@@ -417,6 +419,13 @@ def calibrate(preview: Preview, parts: Parts, truth: NeighbourTruth, row_bytes: 
         len(truth.queries), efforts, reached, sorted(alone.items()), truth.count, clear=clear, one_way=one_way, far=far,
         strays=strays,
     )  # fmt: skip
+
+
+def _in_large_waves(part: CodedPart | StoredPart) -> CodedPart | StoredPart:
+    """Return a part of which many queries read the codes together."""
+    if isinstance(part, CodedPart):
+        return part
+    return replace(part, wave_bytes=max(part.wave_bytes, _WAVE_BYTES))
 
 
 class _Measure:
