@@ -30,7 +30,14 @@ SHAPES = [(1, 1), (3, 2), (8, 1), (97, 30), (128, 16), (128, 64), (128, 128), (6
 @needs_core
 @pytest.mark.parametrize(("dimension", "code_bytes"), SHAPES)
 @pytest.mark.parametrize(
-    "reach", [{}, {"least": 2, "gap": 0.05}, {"least": 0, "gap": 0.3}, {"least": 1, "gap": 0.0, "clear": 1.2}]
+    "reach",
+    [
+        {},
+        {"least": 2, "gap": 0.05},
+        {"least": 0, "gap": 0.3},
+        {"least": 1, "gap": 0.0, "clear": 1.2},
+        {"least": 1, "gap": 0.6, "narrow": 1.0},
+    ],
 )
 @pytest.mark.parametrize("instructions", [0, 1, 2])
 @pytest.mark.parametrize("products", [False, True])
@@ -235,6 +242,25 @@ def test_a_scan_ends_at_the_first_list_that_lies_too_far_beyond() -> None:
     assert one["probed"].sum() == 5  # the first is always scanned: nothing is known before
     assert not one["open"].any()
     assert 5 < fewer["probed"].sum() < 35
+
+
+@pytest.mark.parametrize("compiled", [pytest.param(True, marks=needs_core), False])
+def test_a_narrow_gap_ends_a_scan_of_many_lists_unless_the_rows_wanted_are_far(
+    compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not compiled:
+        monkeypatch.setattr(backend, "core", None)
+    lists = Lists(16, 16, 3000, lists=80, queries=30)
+    whole, half, narrow, far = (
+        lists.scan(least=2, gap=gap, narrow=times).tally["probed"]
+        for gap, times in ((0.8, 0.0), (0.4, 0.0), (0.8, 1e6), (0.8, 1e-6))
+    )
+    assert (far == whole).all()
+    assert (narrow >= half).all()
+    assert (narrow <= whole).all()
+    few = whole <= 4
+    assert (narrow[few] == whole[few]).all()
+    assert narrow.sum() < whole.sum()
 
 
 @pytest.mark.parametrize("kind", ["zeros", "constant", "huge", "tiny", "one_far"])

@@ -22,7 +22,13 @@ from memhier.ann.zoom.preview.scan_arguments import (
 )
 from tests.ann.coded_lists import Lists
 
-LIMITS: list[dict[str, Any]] = [{}, {"least": 2, "gap": 0.05}, {"gap": 0.3}, {"least": 1, "gap": 0.0, "clear": 1.2}]
+LIMITS: list[dict[str, Any]] = [
+    {},
+    {"least": 2, "gap": 0.05},
+    {"gap": 0.3},
+    {"least": 1, "gap": 0.0, "clear": 1.2},
+    {"least": 1, "gap": 0.6, "narrow": 1.0},
+]
 
 
 @pytest.fixture(params=["native", "plain"])

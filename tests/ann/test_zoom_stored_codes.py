@@ -1,5 +1,6 @@
 """Indexes whose budget leaves their codes on SSD: the same answers as with codes in DRAM."""
 
+import json
 import re
 from pathlib import Path
 from threading import Thread
@@ -9,8 +10,11 @@ import numpy as np
 import pytest
 
 from memhier.ann import ZoomIndex
+from memhier.ann.zoom.calibration.calibrate import Calibration
+from memhier.ann.zoom.storage.catalog import KIND, Description
 from memhier.benchmarks.generators import mixed
 from memhier.errors import BudgetError, CorruptionError
+from memhier.store.store import Store
 
 _COUNT = 16_000
 _AXES = 32
@@ -215,3 +219,32 @@ def test_a_lower_recall_reads_fewer_pages_of_codes_where_queries_differ_in_diffi
             assert _overlap(np.stack([each.ids for each in found]), wanted) >= recall - 0.015
             pages[recall] = sum(each.stats["pages"] for each in found)
     assert pages[0.9] < 0.7 * pages[0.99]
+
+
+@pytest.mark.parametrize("least_saved", [None, -1.0])
+def test_the_gap_narrows_for_usual_searches_alone_and_not_for_little(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, least_saved: float | None
+) -> None:
+    if least_saved is not None:  # few vectors, of one kind, save little
+        monkeypatch.setattr("memhier.ann.zoom.calibration.calibrate._NARROW_COST", 1 - least_saved)
+    random = np.random.default_rng(0)
+    vectors, queries, others = (
+        (random.normal(size=(count, 32)) * np.exp(-np.arange(32) / 6)).astype(np.float32)
+        for count in (_COUNT, 200, 100)
+    )
+    middles = (others[:50] + others[50:]) / 2
+    wanted, between = _exact(vectors, queries, 10), _exact(vectors, middles, 10)
+    with _build(tmp_path, vectors) as index:
+        for recall in (0.9, 0.99):
+            assert _overlap(index.search(queries, 10, recall=recall).ids, wanted) >= recall - 0.015
+            assert _overlap(index.search(middles, 10, recall=recall).ids, between) >= recall - 0.025
+    with Store.open(tmp_path / "index", kind=KIND) as store:
+        found = Description.decode(store.get("index"), store.path).calibration
+    assert Calibration.from_json(json.loads(json.dumps(found.to_json()))) == found
+    effort, known = found.effort(10, 0.9)
+    assert known
+    assert effort.narrow == 0 if least_saved is None else 0 < effort.narrow < 10
+    assert found.filtered(10, 0.9, 10)[0].narrow == 0
+    assert found.of_radius(effort, 0.9).narrow == 0
+    assert found.effort(200, 0.9)[0].narrow == 0  # beyond those measured
+    assert found.changed(_COUNT // 5).effort(10, 0.9)[0].narrow == 0

@@ -25,7 +25,7 @@ from memhier.ann.zoom.calibration.strays import Strays
 from memhier.ann.zoom.calibration.truth import NeighbourTruth
 from memhier.ann.zoom.pauses import pause
 from memhier.ann.zoom.preview.preview import Effort, Preview
-from memhier.ann.zoom.preview.scan_arguments import CodedPart
+from memhier.ann.zoom.preview.scan_arguments import CodedPart, share_of_gap
 from memhier.ann.zoom.preview.stored_codes import block_bytes, pages_of_lists
 from memhier.ann.zoom.preview.stored_scan import Parts, StoredPart
 from memhier.rows.ranking import page_rows_of
@@ -56,6 +56,9 @@ _NO_BOUND = 1e6  # likewise, where errors exceed their bounds: everything not kn
 _NEAR = (0.03, 0.06, 0.1, 0.2, 0.35, 0.6)  # of the gap at the fewest lists
 _LEAST_LISTS, _FIRST_PROBES, _MOST_PROBES = 2, 8, 2048
 _NEARLY_ALL = 1 / 3  # of the lists, beyond which a query is routed to all of them at first
+_NARROW_LISTS, _NARROW_RECALL = 6, 0.9  # lists that half of the queries need for this recall, where gaps narrow
+_NARROW_COST = 0.875  # of the lists with the whole gap, at most
+_NARROW_SHARE, _NARROW_MOST = 0.95, 1e30  # of the queries, whose k-th distance is not too far for that; times at most
 _COVERED = 0.9995  # of the neighbours; the lists of the rest are not looked for
 _CENTROIDS = 4096  # compared at a time
 _WAVE_BYTES = 2 << 20  # of codes read at a time, where these lie on SSD
@@ -238,10 +241,12 @@ class Calibration:
         for less, is_known in (self._at(each, recall) for each in self._around(k)):  # of fewer, more errors count
             eps, nprobe = max(found.eps, less.eps), max(found.nprobe, less.nprobe)
             found = replace(
-                found, nprobe=nprobe, eps=eps, least=max(found.least, less.least), gap=max(found.gap, less.gap)
-            )
+                found, nprobe=nprobe, eps=eps, least=max(found.least, less.least), gap=max(found.gap, less.gap),
+                narrow=min(found.narrow, less.narrow),
+            )  # fmt: skip
             reached = reached and is_known
         reached = reached and not self.changed_much
+        found = replace(found, narrow=found.narrow if reached and k <= known else 0.0)
         if self._wider or not self.lists_fit:  # no row counts on being read for another's sake
             # Unless all errors point one way, the k-th upper bound is as far above as the bounds of others are below.
             alone = self._alone(recall) * (1.0 if self._outgrown or self._wider else 0.5)
@@ -279,7 +284,7 @@ class Calibration:
         every = [self._at(each, strict)[0] for each in self.efforts if each >= min(k, max(self.efforts))]
         found = replace(
             found, eps=max(self._alone(strict), *(each.eps for each in every)) + self._wider,
-            gap=max(found.gap, *(each.gap for each in every)), most=None,
+            gap=max(found.gap, *(each.gap for each in every)), most=None, narrow=0.0,
             loss=_UNLIKELY * (1 - recall) * k if self.bounds_hold and not self.changed_much else 0.0,
             clear=self._clear_at(strict),
         )  # fmt: skip
@@ -299,7 +304,8 @@ class Calibration:
         """
         strict = 1 - (1 - recall) / 2
         every = [self._at(each, strict)[0].eps for each in self.efforts]
-        return replace(found, eps=max(found.eps, self._alone(strict) + self._wider, *every), most=None, loss=0.0)
+        eps = max(found.eps, self._alone(strict) + self._wider, *every)
+        return replace(found, eps=eps, most=None, loss=0.0, narrow=0.0)
 
     def _alone(self, recall: float) -> float:
         return next((eps for reached, eps in self.alone if reached >= recall - 1e-9), float(EPS[-1]))
@@ -347,6 +353,8 @@ class Calibration:
         rest = {name: value for name in _MOSTLY_NONE if (value := getattr(self, name))}
         rest |= {name: value for name in ("one_way", "far") if (value := getattr(self, name)) is not None}
         rest |= {} if self.strays is None else {"strays": self.strays.to_json()}
+        narrow = {k: every[-1][1].narrow for k, every in self.efforts.items() if every[-1][1].narrow}
+        rest |= {"narrow": narrow} if narrow else {}
         return about | steps | {"reached": self.reached} | rest
 
     @classmethod
@@ -355,7 +363,8 @@ class Calibration:
         reached = {int(k): recall for k, recall in values["reached"].items()}
         alone = [(recall, eps) for recall, eps in values["alone"]]
         about = {name: values[name] for name in ("queries", "vectors", "changes", "tuned")}
-        efforts, tried = (_of_plain(values.get(name, {})) for name in ("efforts", "tried"))
+        narrow = {int(k): far for k, far in values.get("narrow", {}).items()}
+        efforts, tried = (_of_plain(values.get(name, {}), narrow) for name in ("efforts", "tried"))
         clear = {int(k): [(recall, far) for recall, far in every] for k, every in values.get("clear", {}).items()}
         about |= {name: values[name] for name in ("one_way", "far", *_MOSTLY_NONE[1:]) if name in values}
         about |= {"strays": Strays.from_json(values["strays"])} if "strays" in values else {}
@@ -379,10 +388,11 @@ def _plain(efforts: dict[int, Steps]) -> dict[int, list[Any]]:
     }
 
 
-def _of_plain(values: dict[str, Any]) -> dict[int, Steps]:
-    """Return the efforts from the values of :func:`_plain`."""
+def _of_plain(values: dict[str, Any], narrow: dict[int, float]) -> dict[int, Steps]:
+    """Return the efforts from the values of :func:`_plain`, with their `narrow` by k."""
     return {
-        int(k): [(recall, Effort(*effort), pages) for recall, effort, pages in steps] for k, steps in values.items()
+        k: [(recall, replace(Effort(*effort), narrow=narrow.get(k, 0.0)), pages) for recall, effort, pages in steps]
+        for k, steps in ((int(k), steps) for k, steps in values.items())
     }
 
 
@@ -466,8 +476,24 @@ class _Measure:
         self, k: int, needs: Needs
     ) -> tuple[list[tuple[float, Effort, float]], float, dict[float, float]]:
         """Return the efforts for codes with bounds, the highest recall measured, and the errors of rows read alone."""
-        self._rungs = self._rungs_of(k, needs.kth)
         known = self._lists[:, :k] >= 0
+        chosen, cost = self._ladder(k, needs, known, 0.0)
+        usual = next((effort.least for recall, effort, _ in reversed(chosen) if recall >= _NARROW_RECALL), 0)
+        if self._preview.on_ssd and not self._preview.inner and usual >= _NARROW_LISTS:
+            far = needs.kth.astype(np.float64) / np.maximum(self._away[:, 0], np.finfo(np.float32).tiny)
+            narrow = min(float(np.quantile(far, _NARROW_SHARE, method="lower")), _NARROW_MOST)
+            others, less = self._ladder(k, needs, known, narrow)
+            # Queries unlike those measured lose neighbours by it: not for little.
+            chosen = others if less < _NARROW_COST * cost else chosen
+        widest = Effort(self._probes.shape[1], eps=float(EPS[-1]))
+        best = _mean_share(needs.widths < len(EPS), known)
+        return chosen[::-1] or [(0.0, widest, float(_LIMIT))], best, _errors_alone(needs.alone, known)
+
+    def _ladder(
+        self, k: int, needs: Needs, known: npt.NDArray[np.bool_], narrow: float
+    ) -> tuple[list[tuple[float, Effort, float]], float]:
+        """Return the efforts for codes with bounds, by descending recall, and the cost of their lists in all."""
+        self._rungs = self._rungs_of(k, needs.kth, narrow)
         chosen: list[tuple[float, Effort, float]] = []
         within: tuple[Effort, float] | None = None
         for recall in reversed(RECALLS):
@@ -477,10 +503,9 @@ class _Measure:
                 chosen.append((recall, *within))
         # With equal routing, a query that needs more lists scans none of them twice for a lower recall.
         routed = max((effort.nprobe for _, effort, _ in chosen), default=0)
-        chosen = [(recall, replace(effort, nprobe=routed), pages) for recall, effort, pages in chosen]
-        widest = Effort(self._probes.shape[1], eps=float(EPS[-1]))
-        best = _mean_share(needs.widths < len(EPS), known)
-        return chosen[::-1] or [(0.0, widest, float(_LIMIT))], best, _errors_alone(needs.alone, known)
+        costs = {(rung.effort.least, rung.effort.gap): rung.cost for rung in self._rungs}
+        cost = sum(costs[effort.least, effort.gap] for _, effort, _ in chosen)
+        return [(recall, replace(effort, nprobe=routed), pages) for recall, effort, pages in chosen], cost
 
     def clear(self, k: int, steps: Steps) -> list[tuple[float, float]]:
         """Return by recall the squared distance of lists that hardly hold one of the `k` nearest under a filter.
@@ -600,18 +625,22 @@ class _Measure:
     def _allowed(self, k: int, loss: float) -> int:
         return max(0, int((loss * (len(self._turned) + 1) - 1) * k))
 
-    def _rungs_of(self, k: int, kth: Floats) -> "list[_Rung]":
-        """Return steps of how far queries look, from near to far; `kth` are their k-th distances."""
+    def _rungs_of(self, k: int, kth: Floats, narrow: float) -> "list[_Rung]":
+        """Return steps of how far queries look, from near to far; `kth` are their k-th distances.
+
+        The gap is not to `narrow` where half of the queries need few lists, as others look into hundreds of them then.
+        """
         most, lists = self._probes.shape[1], self._preview.lists
         gaps = self._preview.gaps(self._turned, self._probes, self._away, kth)
         codes = np.cumsum(self._sizes, axis=1, dtype=np.int64)
         rank, known = self._rank[:, :k], self._lists[:, :k] >= 0
+        is_narrow = (narrow > 0) & (kth <= narrow * self._away[:, 0])[:, None]
         rungs = []
         for least, share in self._steps_of_lists(most):
             pause()
             # The k-th neighbour of every second query ends its search there.
             gap = share * float(np.median(gaps[:, min(least, most - 1)])) if len(gaps) else np.inf
-            beyond = gaps >= gap
+            beyond = gaps >= np.where(is_narrow, gap * share_of_gap(least, np.arange(most)), gap)
             beyond[:, :least] = False
             ends = np.where(beyond.any(axis=1), beyond.argmax(axis=1), most)
             routed = int(ends.max(initial=least)) + 1
@@ -619,7 +648,8 @@ class _Measure:
             cost = float(np.take_along_axis(codes, ends[:, None] - 1, 1).sum())
             cost += self._preview.router.cost(routed) * len(rank)
             missed = int((known & (rank >= ends[:, None])).sum())
-            rungs.append(_Rung(Effort(routed, least=least, gap=gap), ends, missed, cost / max(1, len(rank))))
+            effort = Effort(routed, least=least, gap=gap, narrow=narrow)
+            rungs.append(_Rung(effort, ends, missed, cost / max(1, len(rank))))
         return rungs
 
     def _steps_of_lists(self, most: int) -> list[tuple[int, float]]:

@@ -17,6 +17,7 @@ from memhier.ann.zoom.preview.scan_arguments import (
     ScanQueries,
     WavePart,
     positions_of,
+    share_of_gap,
 )
 
 __all__ = ["PlainScan"]
@@ -108,7 +109,9 @@ class PlainScan:
             self._widest = max(self._widest, radius)
             away, unit = squared - REACH * 2 * along * radius - kth, 2 * along * self._widest
         is_clear = np.isfinite(kth) and (self._inner is not None or squared >= limits.clear * kth)
-        return bool(self._probed >= limits.least and is_clear and away >= limits.gap * unit)
+        is_narrow = limits.narrow > 0 and kth <= limits.narrow * self._first
+        gap = limits.gap * float(share_of_gap(limits.least, self._probed)) if is_narrow else limits.gap
+        return bool(self._probed >= limits.least and is_clear and away >= gap * unit)
 
     def _look(self, number: int, part: CodedPart | WavePart, place: int, wanted: tuple[Ints, Ints, Ints]) -> None:
         """Take down the estimates and margins of the rows wanted of a list."""

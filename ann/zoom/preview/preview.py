@@ -83,6 +83,9 @@ class Effort:
     loss
         Under a filter: neighbours of a query that may be missed, on average, as none of the last candidates is likely
         one of them.
+    narrow
+        The gap narrows where a query scans many times the usual lists, if its k-th distance is at most so many times
+        that of its nearest list: see :func:`memhier.ann.zoom.preview.scan_arguments.share_of_gap`. 0 if it never does.
     """
 
     nprobe: int
@@ -94,6 +97,7 @@ class Effort:
     usual: int = 1
     clear: float = 0.0
     loss: float = 0.0
+    narrow: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -278,7 +282,8 @@ class Preview:
         wanted, eps = (k, effort.eps) if effort.candidates is None else (effort.candidates, 0.0)
         return self.scan(
             turned, probes, parts, wanted,
-            eps=eps, least=effort.least, gap=effort.gap, clear=effort.clear, limit=max(limit, wanted),
+            eps=eps, least=effort.least, gap=effort.gap, clear=effort.clear, narrow=effort.narrow,
+            limit=max(limit, wanted),
         )  # fmt: skip
 
     def scan(
@@ -293,6 +298,7 @@ class Preview:
         least: int = 0,
         gap: float = np.inf,
         clear: float = 0.0,
+        narrow: float = 0.0,
         most: Floats | None = None,
     ) -> Candidates:
         """Return the candidates in some lists; see `memhier.ann.zoom.preview.code_scan.code_scan`."""
@@ -302,7 +308,7 @@ class Preview:
             inner = np.stack([self.book.wrongness(turned), self.book.spread(turned)], axis=1)
         most = np.full(len(turned), np.inf, np.float32) if most is None else most
         queries, lists = ScanQueries(turned, probes, most, inner), self._code_lists
-        limits = ScanLimits(k, eps, limit, least, gap, clear)
+        limits = ScanLimits(k, eps, limit, least, gap, clear, narrow)
         stored = [part for part in parts if isinstance(part, StoredPart)]
         if stored:
             return stored_scan(queries, lists, stored, limits)

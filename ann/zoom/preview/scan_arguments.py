@@ -22,9 +22,11 @@ __all__ = [
     "ScanQueries",
     "WavePart",
     "positions_of",
+    "share_of_gap",
     "split_positions",
 ]
 
+_LEAST_GAP = 0.5  # share of a gap that is left where it narrows, at least; see the native scan
 _LOGISTIC = 1.702  # of a normal distribution, the scale of the logistic one like it
 _PART_SHIFT = 40  # a position is the number of its part, then 40 bits of row
 SCAN_TALLY = np.dtype([(name, np.int64) for name in ("probed", "scanned", "cut_short", "open", "nearest")])
@@ -267,6 +269,9 @@ class ScanLimits:
     clear
         It does not end before a list whose squared distance is at least so many times the k-th estimate so far; nothing
         of inner products.
+    narrow
+        The gap narrows by :func:`share_of_gap` where the k-th estimate is at most so many times the squared distance of
+        the nearest list. 0 for nowhere, as of inner products.
     """
 
     k: int
@@ -275,6 +280,15 @@ class ScanLimits:
     least: int = 0
     gap: float = np.inf
     clear: float = 0.0
+    narrow: float = 0.0
+
+
+def share_of_gap(least: int, probed: Any) -> Any:
+    """Return the share that is left of a gap which narrows, after so many lists.
+
+    It falls with the root of their number, from twice `least` on, to no less than half.
+    """
+    return np.clip(np.sqrt(2 * least / np.maximum(probed, 1)), _LEAST_GAP, 1.0)
 
 
 def positions_of(numbers: Any, rows: Ints) -> Ints:

@@ -88,7 +88,7 @@ class CodedPart:
     ) -> None: ...
 
 class ScanLimits:
-    def __init__(self, *, k: int, eps: float, least: int, gap: float, clear: float) -> None: ...
+    def __init__(self, *, k: int, eps: float, least: int, gap: float, clear: float, narrow: float) -> None: ...
 
 class ScanResult:
     def __init__(
@@ -765,6 +765,7 @@ class SearchEffort:
         least: int,
         gap: float,
         clear: float,
+        narrow: float,
         most: int,
         usual: int,
         most_times: int,

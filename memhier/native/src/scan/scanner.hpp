@@ -44,6 +44,7 @@ struct Spread {
 
 // Spreads of a list's residuals beyond its centroid that its best vector is taken to lie: REACH of the plain twin.
 constexpr float kBest = 2.0F;
+constexpr float kLeastGap = 0.5F;  // share of a gap that is left where it narrows, at least
 
 // Of a query, the k-th smallest value seen.
 using Smallest = TopK<float>;
@@ -226,13 +227,21 @@ struct CodeBook {
 //
 // The lists that a query looks at: after the first `least`, those up to the first that lies `gap` k-th distances beyond
 // the nearest and is `clear` times as far as the k-th row, so that a query to which many lists are nearly equally near
-// looks at all of these. For inner products,
-// where distances have no zero: those up to the first whose best vector, as a rule, lies `gap` spreads beyond the k-th.
+// looks at all of these. Where the k-th row is at most `narrow` times as far as the nearest list, the gap goes down
+// beyond twice `least` lists. For inner products, where distances have no zero: those up to the first whose best
+// vector, as a rule, lies `gap` spreads beyond the k-th.
 struct ScanLimits {
   std::size_t k;
   float eps;
   std::int64_t least;
-  float gap, clear;
+  float gap, clear, narrow;
+
+  // The gap at a list after so many others; `first` is the squared distance of the nearest.
+  float gap_at(std::int64_t probed, float kth, float first) const {
+    if (!(narrow > 0) || kth > narrow * first) return gap;
+    const auto usual = static_cast<float>(2 * least), lists = static_cast<float>(std::max(probed, std::int64_t{1}));
+    return gap * std::clamp(std::sqrt(usual / lists), kLeastGap, 1.0F);
+  }
 };
 
 // The lists that a query has scanned.
@@ -399,7 +408,8 @@ class Scanner {
 
   // Whether the scan ends at a list that lies so far beyond the rows wanted.
   bool ends_at(float beyond, float unit, float kth, const Reach& reach) const {
-    return reach.probed >= limits_.least && kth < kInfinity && beyond >= limits_.gap * unit;
+    return reach.probed >= limits_.least && kth < kInfinity &&
+           beyond >= limits_.gap_at(reach.probed, kth, reach.first) * unit;
   }
 
   void ask_for(const Part& part, std::int64_t first, std::int64_t stop) {

@@ -39,10 +39,10 @@ void register_search(nb::module_& m) {
       .def_ro("left", &IndexState::left)
       .def_prop_ro("held", &IndexState::held);
   nb::class_<SearchEffort>(m, "SearchEffort")
-      .def(nb::init<std::size_t, float, std::int64_t, float, float, std::int64_t, std::int64_t, std::int64_t,
+      .def(nb::init<std::size_t, float, std::int64_t, float, float, float, std::int64_t, std::int64_t, std::int64_t,
                     std::size_t, std::size_t, std::size_t, double, float, bool>(),
-           nb::kw_only(), "k"_a, "eps"_a, "least"_a, "gap"_a, "clear"_a, "most"_a, "usual"_a, "most_times"_a, "limit"_a,
-           "first_round"_a, "max_reads"_a, "deadline"_a, "loss"_a, "put_off"_a);
+           nb::kw_only(), "k"_a, "eps"_a, "least"_a, "gap"_a, "clear"_a, "narrow"_a, "most"_a, "usual"_a,
+           "most_times"_a, "limit"_a, "first_round"_a, "max_reads"_a, "deadline"_a, "loss"_a, "put_off"_a);
   nb::class_<SearchRequest>(m, "SearchRequest")
       .def(nb::init<Array<const float, 2>, Routes, const SearchEffort&, std::optional<Array<const float, 1>>>(),
            nb::kw_only(), "queries"_a, "routes"_a, "effort"_a, "radius"_a.none());
