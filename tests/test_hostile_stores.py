@@ -43,4 +43,4 @@ def test_some_changes_of_what_is_stored(kind: str, tmp_path: Path) -> None:
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_change_of_what_is_stored(kind: str, tmp_path: Path) -> None:
-    assert run(kind, tmp_path, 1) > 500
+    assert run(kind, tmp_path, 1) > 300  # of a table, which has the fewest, 342
