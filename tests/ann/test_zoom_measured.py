@@ -89,6 +89,32 @@ def test_recall_of_one_is_exact_as_vectors_drift(tmp_path: Path, compact: bool |
         assert recall_of(index, held, drift.draw(1, 300), 10, "ip", recall=1) == 1
 
 
+@pytest.mark.parametrize("metric", ["ip", "cosine"])
+@pytest.mark.parametrize(("commits", "drifting"), [(24, 7), (1, 4)])
+def test_recall_of_one_is_exact_where_few_vectors_drift(
+    tmp_path: Path, metric: str, commits: int, drifting: int
+) -> None:
+    drift = Drift(seed=4, weight=0.9, speed=4.0, longest=20.0)
+    first, usual_ones = drift.draw(0, COUNT), 0 if commits > 1 else COUNT * 8 // 100
+    held = dict(enumerate(first))
+    with ZoomIndex.build(tmp_path / "index", first, dram="450KiB", metric=metric, grow_to=2 * COUNT) as index:
+        for _ in range(commits):
+            vectors = np.concatenate([drift.draw(1, drifting), drift.draw(0, usual_ones)])
+            held.update(zip(index.add(vectors).tolist(), vectors, strict=True))
+            index.commit(compact=False)
+        assert recall_of(index, held, drift.draw(2, 100), 1, metric, recall=1) == 1
+
+
+def test_tuning_forgets_no_errors_that_point_one_way(tmp_path: Path) -> None:
+    drift = Drift(seed=4, weight=0.9, speed=4.0, longest=20.0)
+    vectors = np.concatenate([drift.draw(0, COUNT), drift.draw(1, COUNT * 9 // 100)])
+    with ZoomIndex.build(tmp_path / "index", vectors[:COUNT], dram="450KiB", metric="ip", grow_to=2 * COUNT) as index:
+        index.add(vectors[COUNT:])
+        index.commit(compact=False)
+        index.tune(drift.draw(0, 300))
+        assert recall_of(index, dict(enumerate(vectors)), drift.draw(1, 300), 1, "ip", recall=1) == 1
+
+
 def usual(seed: int, count: int) -> Floats:
     return Drift(seed, 1.0, 0.0).draw(0, count)
 
@@ -159,6 +185,19 @@ def test_removed_vectors_are_not_calibrated(tmp_path: Path) -> None:
             assert calibrated(index) == COUNT
         index.tune(usual(2, 128))
         assert calibrated(index) == COUNT
+
+
+def test_nearly_all_vectors_may_be_removed(tmp_path: Path) -> None:
+    random = np.random.default_rng(1)
+    vectors = random.standard_normal((50 * COUNT, 4)).astype(np.float32)
+    with ZoomIndex.build(tmp_path / "index", vectors, dram="8MiB") as index:
+        kept = np.sort(random.choice(len(vectors), 135, replace=False))
+        index.remove(np.setdiff1d(np.arange(len(vectors)), kept))
+        index.commit()
+        assert calibrated(index) == 135
+        best = np.square(vectors[kept][:, None] - vectors[kept]).sum(axis=2).argsort(axis=1)[:, :10]
+        assert np.isin(index.search(vectors[kept], 10).ids, kept).all()
+        assert (np.sort(index.search(vectors[kept], 10, recall=1).ids) == np.sort(kept[best])).all()
 
 
 def test_bounds_that_missed_neighbours_once_are_not_trusted_again() -> None:

@@ -31,7 +31,8 @@ def test_each_goes_to_the_nearest_list_whatever_the_blocks(tmp_path, monkeypatch
     made = [code_vectors(source, ids, preview, space, work_bytes) for work_bytes in (1, 200_000, 100 << 20)]
     turned = preview.turn(space.vectors(vectors[2500:]))
     away = np.square(turned[:, None] - preview.router.centroids.astype(np.float32)).sum(axis=2)
-    for arrays, order in made:
+    for arrays, order, own in made:
+        assert 0 < own < 8  # in standard errors
         assert sorted(order.tolist()) == list(range(500))
         np.testing.assert_array_equal(arrays.ids, 2500 + order)
         lists = np.repeat(np.arange(preview.lists), np.diff(arrays.starts))

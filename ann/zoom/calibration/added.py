@@ -3,7 +3,7 @@
 Their codes may err all one way. And of vectors far from all centroids, the nearest lie in many lists, on many pages.
 """
 
-from typing import TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,7 @@ from memhier.ann.zoom.preview.preview import Preview
 from memhier.ann.zoom.preview.space import PreviewSpace
 from memhier.ann.zoom.source import VectorSource
 
-__all__ = ["FAR_SHARE", "excess_beyond", "lengths_of_residuals", "one_way_error", "some_of_added"]
+__all__ = ["FAR_SHARE", "excess_beyond", "lengths_of_residuals", "one_way_error", "own_errors", "some_of_added"]
 
 _MOST, _LEAST = 256, 8  # vectors looked at; fewer tell nothing
 _NEAREST = 2  # of the others, that play the queries of a vector
@@ -24,6 +24,8 @@ FAR_SHARE = 0.05  # of the vectors measured, that are taken to lie far from thei
 _CHANCE = 3.0  # standard errors of that share
 
 Floats: TypeAlias = npt.NDArray[np.float32]
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+Shorts: TypeAlias = npt.NDArray[np.uint16]
 
 
 def some_of_added(vectors: VectorSource, preview: Preview, space: PreviewSpace, work_bytes: int) -> Floats:
@@ -72,12 +74,9 @@ def one_way_error(turned: Floats, preview: Preview) -> float:
     if len(turned) < _LEAST or not isinstance(preview.book, CodeBook):
         return 0.0
     lists = preview.nearest_lists(turned, 1)
+    codes, numbers, _ = preview.encode(turned, lists)
+    wrong, errors = _errors_of(turned, lists, codes, numbers, preview)
     centroids = preview.centroids_of(lists)
-    wrong = turned - centroids
-    codes, numbers = preview.book.encode(wrong)
-    coded = preview.book.decode(codes, numbers)
-    wrong[:, : coded.shape[1]] -= coded * np.float32(preview.book.unit)
-    errors = preview.book.numbers_of(numbers)[2] * np.float32(preview.book.unit)
     asked, squared = turned, np.einsum("ij,ij->i", turned, turned)
     if preview.inner:
         asked, squared = _directions(turned), np.zeros(len(turned), np.float32)
@@ -87,10 +86,44 @@ def one_way_error(turned: Floats, preview: Preview) -> float:
         away[row] = np.inf
         near = asked[np.argpartition(away, _NEAREST)[:_NEAREST]]
         near = near if preview.inner else near - centroids[row]
-        lengths = preview.book.wrongness(near) if preview.inner else np.sqrt(np.einsum("ij,ij->i", near, near))
-        usual = errors[row] * lengths
+        usual = errors[row] * _lengths_of(near, preview)
         if 0 < errors[row] < np.inf and usual.all():
             found[row] = float(np.mean(near @ wrong[row] / usual))
     held = np.unique(lists, return_inverse=True)[1]
     of_list = np.bincount(held, found) / (np.bincount(held) + _DOUBT)
     return max(0.0, float(np.quantile(of_list[held], _OF_VECTORS)))
+
+
+def own_errors(turned: Floats, lists: Any, codes: Bytes, numbers: Shorts, preview: Preview) -> Floats:
+    """Return by how many standard errors codes overstate distances of queries at their own vectors ``[n, d]``.
+
+    Of usual vectors they differ in sign, or have a size of their own. Of one that lies elsewhere, a short code leaves
+    out much along its own residual, so that each such vector tells by itself. It is 0 where no error is known.
+
+    Parameters
+    ----------
+    turned, lists, codes, numbers
+        The vectors and lists that `preview` has encoded, and the codes and numbers.
+    """
+    wrong, errors = _errors_of(turned, lists, codes, numbers, preview)
+    along = _directions(turned) if preview.inner else turned - preview.centroids_of(lists)
+    usual = errors * _lengths_of(along, preview)
+    is_known = (usual > 0) & np.isfinite(usual)
+    found: Floats = np.divide(np.einsum("ij,ij->i", along, wrong), usual, out=np.zeros_like(usual), where=is_known)
+    return found
+
+
+def _errors_of(turned: Floats, lists: Any, codes: Bytes, numbers: Shorts, preview: Preview) -> tuple[Floats, Floats]:
+    """Return how codes of vectors are wrong ``[n, d]``, and their standard errors ``[n]``."""
+    book, wrong = cast(CodeBook, preview.book), turned - preview.centroids_of(lists)
+    coded = book.decode(codes, numbers)
+    wrong[:, : coded.shape[1]] -= coded * np.float32(book.unit)
+    return wrong, book.numbers_of(numbers)[2] * np.float32(book.unit)
+
+
+def _lengths_of(asked: Floats, preview: Preview) -> Floats:
+    """Return the lengths of queries ``[n, d]`` by which standard errors count."""
+    if preview.inner:
+        return cast(CodeBook, preview.book).wrongness(asked)
+    lengths: Floats = np.sqrt(np.einsum("ij,ij->i", asked, asked))
+    return lengths

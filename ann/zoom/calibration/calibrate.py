@@ -19,7 +19,7 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from memhier.ann.zoom.calibration.added import FAR_SHARE, excess_beyond, lengths_of_residuals, one_way_error
+from memhier.ann.zoom.calibration.added import FAR_SHARE, excess_beyond, lengths_of_residuals, one_way_error, own_errors
 from memhier.ann.zoom.calibration.needs import EPS, Needs, lists_of, measure_needs
 from memhier.ann.zoom.calibration.strays import Strays
 from memhier.ann.zoom.calibration.truth import NeighbourTruth
@@ -50,8 +50,10 @@ _SHORT = 0.995  # of the neighbours found among few candidates, below which more
 _ROUGH, _ROUGH_RECALL = 1.0, 0.9  # standard errors for a recall of the nearest, beyond which codes tell little
 _ROUGHER = 1.5  # likewise, of vectors far from their centroids
 _EXACT_EPS = 8.0  # standard errors that a bound of recall 1 allows for
-_STRAYED_MUCH = 2.0  # standard errors that codes err one way, beyond which no wider bound is sure to do
+_STRAYED_SOME = 1.2  # standard errors that codes err one way, beyond which no bound is sure to hold all neighbours
+_STRAYED_MUCH = 2.0  # likewise, hardly to lose any
 _CHANCE = 0.35  # standard errors that codes of added vectors may err one way beyond others by chance
+_OWN_BEYOND = 1.75  # times the error of a code along its own vector that hardly one exceeds, from which it may be odd
 _NO_BOUND = 1e6  # likewise, where errors exceed their bounds: everything not known exactly is compared
 _NEAR = (0.03, 0.06, 0.1, 0.2, 0.35, 0.6)  # of the gap at the fewest lists
 _LEAST_LISTS, _FIRST_PROBES, _MOST_PROBES = 2, 8, 2048
@@ -67,7 +69,9 @@ _BLOCK = 64
 _HOPELESS = 2  # times the least cost found, beyond which no more lists are tried
 _ALONE_LOSS = 0.4  # of the loss allowed, where rows are read alone
 _STORED = tuple(each.name for each in fields(Effort))[:7]  # without those of filters
-_MOSTLY_NONE = ("clear", "strayed", "strange", "earlier", "made_for", "bounds_missed")  # stored where there is any
+# Stored where there is any, and where it is known.
+_MOSTLY_NONE = ("clear", "strayed", "strange", "overstated", "earlier", "made_for", "bounds_missed")
+_MOSTLY_KNOWN = ("one_way", "own_way", "far")
 # Times the loss allowed under a filter, for candidates that are hardly neighbours. The k-th distance is taken as too
 # large, so their odds are stated high, and less is lost.
 _UNLIKELY = 2.0
@@ -112,8 +116,12 @@ class Calibration:
         in times that of the k-th neighbour. None of inner products.
     one_way
         By how many standard errors the codes of the vectors measured overstate distances; None if that is not known.
+    own_way
+        By how many the code of one in 1,000 of them overstates the distance to its own vector; None likewise.
     strayed
         By how many more those of some vectors added since do; 0 of usual ones.
+    overstated
+        Whether the code of any vector added since overstates the distance to that vector far more.
     far
         The distance to their centroids beyond which few of the vectors measured lie; None if that is not known.
     strange
@@ -132,7 +140,9 @@ class Calibration:
     tried: dict[int, Steps] = field(default_factory=dict)
     clear: dict[int, list[tuple[float, float]]] = field(default_factory=dict)
     one_way: float | None = None
+    own_way: float | None = None
     strayed: float = 0.0
+    overstated: bool = False
     far: float | None = None
     strange: float = 0.0
     strays: Strays | None = None
@@ -191,8 +201,9 @@ class Calibration:
 
     @property
     def exact_eps(self) -> float:
-        """Standard errors between an estimate and bounds for exact search; no bound where errors point one way."""
-        return _EXACT_EPS if self.bounds_hold and not self.strayed else _NO_BOUND
+        """Standard errors between an estimate and bounds for exact search; there is no bound where errors are odd."""
+        are_odd = self.overstated or self.strayed > _STRAYED_SOME
+        return _EXACT_EPS + self.strayed if self.bounds_hold and not are_odd else _NO_BOUND
 
     def reached_at(self, k: int) -> float:
         """Return the highest recall measured for `k` neighbours, or for the nearest numbers measured."""
@@ -210,17 +221,24 @@ class Calibration:
         """
         return replace(
             found, changes=self.changes - before.changes, strange=max(0.0, self.strange - before.strange),
-            earlier=self.earlier + before.changes, one_way=self.one_way, strayed=self.strayed, strays=self.strays,
-            tuned=self.tuned, made_for=self.made_for or self.vectors, bounds_missed=not self.bounds_hold,
+            earlier=self.earlier + before.changes, one_way=self.one_way, own_way=self.own_way, strayed=self.strayed,
+            overstated=self.overstated, strays=self.strays, tuned=self.tuned, made_for=self.made_for or self.vectors,
+            bounds_missed=not self.bounds_hold,
         )  # fmt: skip
 
-    def written(self, some: Floats, preview: Preview, count: int) -> Self:
-        """Return it after `count` vectors were written, such as those turned in `some` ``[n, d]``."""
+    def written(self, some: Floats, preview: Preview, count: int, own: float) -> Self:
+        """Return it after `count` vectors were written, such as those turned in `some` ``[n, d]``.
+
+        `own` is the greatest error of any code along its own vector, in standard errors.
+        """
         more = 0.0 if self.one_way is None else one_way_error(some, preview) - self.one_way
         beyond = 0.0 if self.far is None else excess_beyond(self.far, lengths_of_residuals(some, preview), count)
         strayed = max(self.strayed, more) if more > _CHANCE else self.strayed
         strays = None if self.strays is None else self.strays.written(some, preview)
-        return replace(self, strayed=strayed, strange=max(0.0, self.strange + beyond), strays=strays)
+        most = np.inf if self.own_way is None else _OWN_BEYOND * self.own_way + _CHANCE
+        overstated = self.overstated or own > most
+        strange = max(0.0, self.strange + beyond)
+        return replace(self, strayed=strayed, strange=strange, strays=strays, overstated=overstated)
 
     @property
     def _wider(self) -> float:
@@ -351,7 +369,7 @@ class Calibration:
         about = {name: getattr(self, name) for name in ("queries", "alone", "vectors", "changes", "tuned")}
         steps = {"efforts": _plain(self.efforts)} | ({"tried": _plain(self.tried)} if self.tried else {})
         rest = {name: value for name in _MOSTLY_NONE if (value := getattr(self, name))}
-        rest |= {name: value for name in ("one_way", "far") if (value := getattr(self, name)) is not None}
+        rest |= {name: value for name in _MOSTLY_KNOWN if (value := getattr(self, name)) is not None}
         rest |= {} if self.strays is None else {"strays": self.strays.to_json()}
         narrow = {k: every[-1][1].narrow for k, every in self.efforts.items() if every[-1][1].narrow}
         rest |= {"narrow": narrow} if narrow else {}
@@ -366,7 +384,7 @@ class Calibration:
         narrow = {int(k): far for k, far in values.get("narrow", {}).items()}
         efforts, tried = (_of_plain(values.get(name, {}), narrow) for name in ("efforts", "tried"))
         clear = {int(k): [(recall, far) for recall, far in every] for k, every in values.get("clear", {}).items()}
-        about |= {name: values[name] for name in ("one_way", "far", *_MOSTLY_NONE[1:]) if name in values}
+        about |= {name: values[name] for name in (*_MOSTLY_KNOWN, *_MOSTLY_NONE[1:]) if name in values}
         about |= {"strays": Strays.from_json(values["strays"])} if "strays" in values else {}
         return cls(efforts=efforts, tried=tried, reached=reached, alone=alone, clear=clear, **about)
 
@@ -419,16 +437,26 @@ def calibrate(preview: Preview, parts: Parts, truth: NeighbourTruth, row_bytes: 
     if not efforts:  # only one vector, or copies of it
         some = 10 if preview.coding == "pq" else None
         efforts, reached = {1: [(1.0, Effort(preview.lists, eps=float(EPS[-1]), candidates=some), 1.0)]}, {1: 1.0}
-    one_way = far = strays = None
+    one_way = own_way = far = strays = None
     if (truth.own >= 0).all():
         turned = preview.turn(truth.vectors())
         one_way = one_way_error(turned, preview)
+        own_way = _own_way(turned, preview)
         far = float(np.quantile(lengths_of_residuals(turned, preview), 1 - FAR_SHARE))
         strays = Strays.none(turned, preview)
     return Calibration(
-        len(truth.queries), efforts, reached, sorted(alone.items()), truth.count, clear=clear, one_way=one_way, far=far,
-        strays=strays,
+        len(truth.queries), efforts, reached, sorted(alone.items()), truth.count, clear=clear, one_way=one_way,
+        own_way=own_way, far=far, strays=strays,
     )  # fmt: skip
+
+
+def _own_way(turned: Floats, preview: Preview) -> float | None:
+    """Return the error of codes along their own vectors that one in 1,000 of turned vectors ``[n, d]`` exceeds."""
+    if preview.coding == "pq" or not len(turned):
+        return None
+    lists = preview.nearest_lists(turned, 1)
+    codes, numbers, _ = preview.encode(turned, lists)
+    return max(0.0, float(np.quantile(own_errors(turned, lists, codes, numbers, preview), 0.999)))
 
 
 def _in_large_waves(part: CodedPart | StoredPart) -> CodedPart | StoredPart:

@@ -235,7 +235,7 @@ class Preview:
             return self.book.spread(turned)
         return np.full(len(turned), turned.shape[1] ** -0.5, np.float32)
 
-    def encode(self, turned: Floats, lists: npt.NDArray[np.int32]) -> tuple[Bytes, Shorts, Floats]:
+    def encode(self, turned: Floats, lists: npt.NDArray[Any]) -> tuple[Bytes, Shorts, Floats]:
         """Return codes ``[n, code_bytes]``, their numbers ``[2, n]`` (or ``[0, n]``) and squared radii ``[n]``."""
         # To the fp16 centroid that a search will see, not to the fp32 one that training found.
         residuals = turned - self.centroids_of(lists)

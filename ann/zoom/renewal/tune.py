@@ -64,8 +64,8 @@ def measure(state: IndexSnapshot, reader: Reader, queries: Floats | None, seed: 
     found = calibrate_kinds(state.preview, state.findable.coded, truth, state.row_bytes)
     if queries is None:
         return found
-    of_vectors = {name: getattr(state.calibration, name) for name in ("one_way", "far", "strays")}
-    found = replace(found, **of_vectors)
+    before = state.calibration
+    found = before.measured_anew(replace(found, far=before.far), before)
     if state.preview.coding == "pq":
         return found
     return try_efforts(state, reader, found, truth, queries)
