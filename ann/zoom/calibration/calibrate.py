@@ -512,7 +512,7 @@ class _Measure:
             narrow = min(float(np.quantile(far, _NARROW_SHARE, method="lower")), _NARROW_MOST)
             others, less = self._ladder(k, needs, known, narrow)
             # Queries unlike those measured lose neighbours by it: not for little.
-            chosen = others if less < _NARROW_COST * cost else chosen
+            chosen = others if len(others) == len(chosen) and less < _NARROW_COST * cost else chosen
         widest = Effort(self._probes.shape[1], eps=float(EPS[-1]))
         best = _mean_share(needs.widths < len(EPS), known)
         return chosen[::-1] or [(0.0, widest, float(_LIMIT))], best, _errors_alone(needs.alone, known)
