@@ -33,7 +33,7 @@ from memhier.ann.zoom.arguments import (
     check_radius,
     check_values_of_all,
 )
-from memhier.ann.zoom.calibration.calibrate import TARGET
+from memhier.ann.zoom.calibration.calibration import TARGET
 from memhier.ann.zoom.filters.where import parse, parse_for
 from memhier.ann.zoom.ids.collection import collected
 from memhier.ann.zoom.preview.space import METRICS, Metric

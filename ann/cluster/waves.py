@@ -13,7 +13,7 @@ from memhier.ann.cluster.group import MISSING, Call, ShardGroup
 from memhier.ann.cluster.open_shards import OpenShards
 from memhier.ann.cluster.routing import gaps
 from memhier.ann.zoom import RangeResult, SearchResult
-from memhier.ann.zoom.calibration.calibrate import RECALLS
+from memhier.ann.zoom.calibration.calibration import RECALLS
 from memhier.callers import user_stacklevel
 from memhier.errors import RecallWarning
 

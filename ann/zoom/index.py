@@ -29,7 +29,7 @@ from memhier.ann.zoom.arguments import (
 from memhier.ann.zoom.audit.audit import Auditor, audit_bytes
 from memhier.ann.zoom.audit.audited import AuditedVectors
 from memhier.ann.zoom.audit.record import AuditRecord
-from memhier.ann.zoom.calibration.calibrate import TARGET
+from memhier.ann.zoom.calibration.calibration import TARGET
 from memhier.ann.zoom.construction.build import BuildOptions, write_index
 from memhier.ann.zoom.filters.attributes import COLUMN_BYTES, merge_schema
 from memhier.ann.zoom.filters.bitmaps import BitmapCache

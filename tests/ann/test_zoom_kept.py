@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from memhier.ann import ZoomIndex
-from memhier.ann.zoom.calibration.calibrate import RECALLS
+from memhier.ann.zoom.calibration.calibration import RECALLS
 from memhier.benchmarks.exact import exact_neighbours, recall_at_k
 from memhier.benchmarks.workloads.search.recall import main
 from memhier.errors import RecallWarning

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from memhier.ann import ZoomIndex
-from memhier.ann.zoom.calibration.calibrate import Calibration
+from memhier.ann.zoom.calibration.calibration import Calibration
 from memhier.ann.zoom.preview.preview import Effort
 
 Floats = npt.NDArray[np.float32]

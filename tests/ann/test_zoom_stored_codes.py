@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from memhier.ann import ZoomIndex
-from memhier.ann.zoom.calibration.calibrate import Calibration
+from memhier.ann.zoom.calibration.calibration import Calibration
 from memhier.ann.zoom.storage.catalog import KIND, Description
 from memhier.benchmarks.generators import mixed
 from memhier.errors import BudgetError, CorruptionError

@@ -30,7 +30,7 @@ from memhier.ann.threads import one_thread
 from memhier.ann.zoom.arguments import SearchOptions
 from memhier.ann.zoom.audit.audited import AuditedIndex
 from memhier.ann.zoom.audit.record import AuditRecord
-from memhier.ann.zoom.calibration.calibrate import TARGET
+from memhier.ann.zoom.calibration.calibration import TARGET
 from memhier.ann.zoom.pauses import pausing
 from memhier.budget import format_bytes
 from memhier.callers import user_stacklevel

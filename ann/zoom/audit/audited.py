@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memhier.ann.zoom.arguments import SearchOptions
-from memhier.ann.zoom.calibration.calibrate import Calibration
+from memhier.ann.zoom.calibration.calibration import Calibration
 from memhier.ann.zoom.renewal.life import IndexWriter
 from memhier.ann.zoom.renewal.tune import measure
 from memhier.ann.zoom.search.searcher import Searcher

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from memhier.ann.interval import recall_interval
-from memhier.ann.zoom.calibration.calibrate import NEIGHBOURS, RECALLS
+from memhier.ann.zoom.calibration.calibration import NEIGHBOURS, RECALLS
 from memhier.ann.zoom.storage.catalog import AUDIT_KEY
 from memhier.fields import boolean, decode_json, integer, real, record, row, sequence
 

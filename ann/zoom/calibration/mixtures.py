@@ -16,7 +16,8 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from memhier.ann.zoom.calibration.calibrate import Calibration, calibrate
+from memhier.ann.zoom.calibration.calibrate import calibrate
+from memhier.ann.zoom.calibration.calibration import Calibration
 from memhier.ann.zoom.calibration.truth import NeighbourTruth
 from memhier.ann.zoom.preview.preview import Effort, Preview
 from memhier.ann.zoom.preview.space import PreviewSpace

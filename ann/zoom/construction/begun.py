@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from memhier.ann.zoom.calibration.calibrate import Calibration
+from memhier.ann.zoom.calibration.calibration import Calibration
 from memhier.ann.zoom.preview.codes import CodeBook
 from memhier.ann.zoom.preview.preview import Effort, Preview, train_preview
 from memhier.ann.zoom.preview.space import PreviewSpace, fit_space

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from memhier.ann.zoom.calibration.calibrate import Calibration
+from memhier.ann.zoom.calibration.calibration import Calibration
 from memhier.ann.zoom.calibration.mixtures import calibrate_kinds, play_queries
 from memhier.ann.zoom.calibration.truth import QUERIES
 from memhier.ann.zoom.construction.mapped_array import mapped_array

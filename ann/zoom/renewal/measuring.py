@@ -18,7 +18,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from memhier.ann.zoom.calibration.calibrate import Calibration
+from memhier.ann.zoom.calibration.calibration import Calibration
 from memhier.ann.zoom.calibration.mixtures import calibrate_kinds, play_queries, stricter
 from memhier.ann.zoom.pauses import pause
 from memhier.ann.zoom.preview.scan_arguments import positions_of

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memhier.ann.zoom.calibration.added import some_of_added
-from memhier.ann.zoom.calibration.calibrate import Calibration
+from memhier.ann.zoom.calibration.calibration import Calibration
 from memhier.ann.zoom.construction.construct import construct
 from memhier.ann.zoom.construction.silent import SilentBar
 from memhier.ann.zoom.filters.attributes import Schema

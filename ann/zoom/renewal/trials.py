@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memhier.ann.ladder import Trial, least_efforts
-from memhier.ann.zoom.calibration.calibrate import Calibration
+from memhier.ann.zoom.calibration.calibration import Calibration
 from memhier.ann.zoom.calibration.truth import NeighbourTruth
 from memhier.ann.zoom.pauses import pause
 from memhier.ann.zoom.preview.preview import Effort

@@ -6,7 +6,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from memhier.ann.zoom.calibration.calibrate import TARGET, Calibration
+from memhier.ann.zoom.calibration.calibration import TARGET, Calibration
 from memhier.ann.zoom.calibration.mixtures import calibrate_kinds, play_queries
 from memhier.ann.zoom.calibration.truth import QUERIES, NeighbourTruth
 from memhier.ann.zoom.pauses import pause

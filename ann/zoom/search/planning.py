@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from memhier.ann.zoom.arguments import SearchOptions
-from memhier.ann.zoom.calibration.calibrate import TARGET, Calibration, grown
+from memhier.ann.zoom.calibration.calibration import TARGET, Calibration, grown
 from memhier.ann.zoom.preview.preview import Effort
 from memhier.ann.zoom.search.search import Selection
 from memhier.ann.zoom.storage.snapshot import IndexSnapshot

@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from memhier.ann.zoom.calibration.calibrate import Calibration
+from memhier.ann.zoom.calibration.calibration import Calibration
 from memhier.ann.zoom.preview.preview import Effort
 from memhier.ann.zoom.preview.scan_arguments import Candidates
 from memhier.ann.zoom.preview.space import Numbers

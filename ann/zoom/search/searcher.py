@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from memhier.ann.limits import NO_LIMITS, ReadLimits, RecallWarnings, read_limits
 from memhier.ann.zoom.arguments import SearchOptions, check_radius
-from memhier.ann.zoom.calibration.calibrate import TARGET
+from memhier.ann.zoom.calibration.calibration import TARGET
 from memhier.ann.zoom.filters.bitmaps import Words
 from memhier.ann.zoom.preview.space import EVERY, Numbers
 from memhier.ann.zoom.search.explaining import explain

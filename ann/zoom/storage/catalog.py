@@ -6,7 +6,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from memhier.ann.zoom.calibration.calibrate import Calibration
+from memhier.ann.zoom.calibration.calibration import Calibration
 from memhier.ann.zoom.filters.attributes import Schema
 from memhier.ann.zoom.filters.columns import DTYPES
 from memhier.ann.zoom.filters.conditions import LIST_TYPES

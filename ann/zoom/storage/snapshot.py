@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memhier import backend
-from memhier.ann.zoom.calibration.calibrate import Calibration
+from memhier.ann.zoom.calibration.calibration import Calibration
 from memhier.ann.zoom.filters.attributes import Schema
 from memhier.ann.zoom.filters.bitmaps import BitmapCache, Words, bitmap_bytes
 from memhier.ann.zoom.preview.codes import CodeBook
