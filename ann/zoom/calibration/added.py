@@ -87,7 +87,7 @@ def one_way_error(turned: Floats, preview: Preview) -> float:
         near = asked[np.argpartition(away, _NEAREST)[:_NEAREST]]
         near = near if preview.inner else near - centroids[row]
         usual = errors[row] * _lengths_of(near, preview)
-        if 0 < errors[row] < np.inf and usual.all():
+        if usual.all():
             found[row] = float(np.mean(near @ wrong[row] / usual))
     held = np.unique(lists, return_inverse=True)[1]
     of_list = np.bincount(held, found) / (np.bincount(held) + _DOUBT)
@@ -108,17 +108,18 @@ def own_errors(turned: Floats, lists: Any, codes: Bytes, numbers: Shorts, previe
     wrong, errors = _errors_of(turned, lists, codes, numbers, preview)
     along = _directions(turned) if preview.inner else turned - preview.centroids_of(lists)
     usual = errors * _lengths_of(along, preview)
-    is_known = (usual > 0) & np.isfinite(usual)
-    found: Floats = np.divide(np.einsum("ij,ij->i", along, wrong), usual, out=np.zeros_like(usual), where=is_known)
+    products = np.einsum("ij,ij->i", along, wrong)
+    found: Floats = np.divide(products, usual, out=np.zeros_like(usual), where=usual > 0)
     return found
 
 
 def _errors_of(turned: Floats, lists: Any, codes: Bytes, numbers: Shorts, preview: Preview) -> tuple[Floats, Floats]:
-    """Return how codes of vectors are wrong ``[n, d]``, and their standard errors ``[n]``."""
+    """Return how codes of vectors are wrong ``[n, d]``, and their standard errors ``[n]``; 0 where unknown."""
     book, wrong = cast(CodeBook, preview.book), turned - preview.centroids_of(lists)
     coded = book.decode(codes, numbers)
     wrong[:, : coded.shape[1]] -= coded * np.float32(book.unit)
-    return wrong, book.numbers_of(numbers)[2] * np.float32(book.unit)
+    errors = book.numbers_of(numbers)[2]
+    return wrong, np.where(np.isfinite(errors), errors, 0) * np.float32(book.unit)
 
 
 def _lengths_of(asked: Floats, preview: Preview) -> Floats:
