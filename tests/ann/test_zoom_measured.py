@@ -187,6 +187,15 @@ def test_removed_vectors_are_not_calibrated(tmp_path: Path) -> None:
         assert calibrated(index) == COUNT
 
 
+def test_index_that_began_empty_compares_not_all_before_it_is_measured(tmp_path: Path) -> None:
+    vectors = usual(1, COUNT)
+    with ZoomIndex.build(tmp_path / "index", np.empty((0, AXES), np.float32), dram="4MiB", grow_to=COUNT) as index:
+        held = dict(zip(index.add(vectors).tolist(), vectors, strict=True))
+        index.commit(compact=False)
+        assert escalated(index) == "wider"
+        assert recall_of(index, held, usual(2, 100), 10, "l2") >= 0.985
+
+
 def test_nearly_all_vectors_may_be_removed(tmp_path: Path) -> None:
     random = np.random.default_rng(1)
     vectors = random.standard_normal((50 * COUNT, 4)).astype(np.float32)

@@ -29,6 +29,7 @@ _STRANGE = 0.05  # likewise, of vectors far from their centroids
 SHORT = 0.995  # of the neighbours measured that are found, below which a measurement is not trusted
 _ROUGH, _ROUGH_RECALL = 1.0, 0.9  # standard errors for a recall of the nearest, beyond which codes tell little
 _ROUGHER = 1.5  # likewise, of vectors far from their centroids
+_ROUGHEST = 3.0  # likewise, of any, beyond which no wider bound is sure to do once many have changed
 _EXACT_EPS = 8.0  # standard errors that a bound of recall 1 allows for
 _STRAYED_SOME = 1.2  # standard errors that codes err one way, beyond which no bound is sure to hold all neighbours
 _STRAYED_MUCH = 2.0  # likewise, hardly to lose any
@@ -160,8 +161,13 @@ class Calibration:
 
     @property
     def unknown(self) -> bool:
-        """Whether no effort but the exact one is sure: codes tell little of the many changes, or err far one way."""
-        return self.changed_much and (self._rough > _ROUGHER or self.strayed > _STRAYED_MUCH)
+        """Whether no effort but the exact one is sure: codes tell little of the many changes, or err far one way.
+
+        Codes of an index that began empty have the usual errors, though nothing was measured yet.
+        """
+        errs_one_way = self.overstated or self.strayed > 0
+        far = self._rough > _ROUGHEST or self.strayed > _STRAYED_MUCH or (self._rough > _ROUGHER and errs_one_way)
+        return self.queries > 0 and self.changed_much and far
 
     @property
     def exact_eps(self) -> float:
