@@ -221,12 +221,12 @@ def test_a_lower_recall_reads_fewer_pages_of_codes_where_queries_differ_in_diffi
     assert pages[0.9] < 0.7 * pages[0.99]
 
 
-@pytest.mark.parametrize("least_saved", [None, -1.0])
+@pytest.mark.parametrize("narrows", [False, True])
 def test_the_gap_narrows_for_usual_searches_alone_and_not_for_little(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, least_saved: float | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, narrows: bool
 ) -> None:
-    if least_saved is not None:  # few vectors, of one kind, save little
-        monkeypatch.setattr("memhier.ann.zoom.calibration.calibrate._NARROW_COST", 1 - least_saved)
+    if narrows:  # though few vectors, of one kind, save little
+        monkeypatch.setattr("memhier.ann.zoom.calibration.calibrate._NARROW_COST", 2.0)
     random = np.random.default_rng(0)
     vectors, queries, others = (
         (random.normal(size=(count, 32)) * np.exp(-np.arange(32) / 6)).astype(np.float32)
@@ -243,7 +243,7 @@ def test_the_gap_narrows_for_usual_searches_alone_and_not_for_little(
     assert Calibration.from_json(json.loads(json.dumps(found.to_json()))) == found
     effort, known = found.effort(10, 0.9)
     assert known
-    assert effort.narrow == 0 if least_saved is None else 0 < effort.narrow < 10
+    assert 0 < effort.narrow < 10 if narrows else effort.narrow == 0
     assert found.filtered(10, 0.9, 10)[0].narrow == 0
     assert found.of_radius(effort, 0.9).narrow == 0
     assert found.effort(200, 0.9)[0].narrow == 0  # beyond those measured

@@ -31,11 +31,11 @@ _ROUGH, _ROUGH_RECALL = 1.0, 0.9  # standard errors for a recall of the nearest,
 _ROUGHER = 1.5  # likewise, of vectors far from their centroids
 _ROUGHEST = 3.0  # likewise, of any, beyond which no wider bound is sure to do once many have changed
 _EXACT_EPS = 8.0  # standard errors that a bound of recall 1 allows for
+_NO_BOUND = 1e6  # likewise, where errors exceed their bounds: everything not known exactly is compared
 _STRAYED_SOME = 1.2  # standard errors that codes err one way, beyond which no bound is sure to hold all neighbours
-_STRAYED_MUCH = 2.0  # likewise, hardly to lose any
+_STRAYED_MUCH = 2.0  # likewise, beyond which searches are exact once many vectors have changed
 _CHANCE = 0.35  # standard errors that codes of added vectors may err one way beyond others by chance
 _OWN_BEYOND = 1.75  # times the error of a code along its own vector that hardly one exceeds, from which it may be odd
-_NO_BOUND = 1e6  # likewise, where errors exceed their bounds: everything not known exactly is compared
 _STORED = tuple(each.name for each in fields(Effort))[:7]  # without those of filters
 # Stored where there is any, and where it is known.
 _MOSTLY_NONE = ("clear", "strayed", "strange", "overstated", "earlier", "made_for", "bounds_missed")
@@ -165,15 +165,15 @@ class Calibration:
 
         Codes of an index that began empty have the usual errors, though nothing was measured yet.
         """
-        errs_one_way = self.overstated or self.strayed > 0
-        far = self._rough > _ROUGHEST or self.strayed > _STRAYED_MUCH or (self._rough > _ROUGHER and errs_one_way)
-        return self.queries > 0 and self.changed_much and far
+        err_one_way = self.overstated or self.strayed > 0
+        is_rough = self._rough > _ROUGHEST or (self._rough > _ROUGHER and err_one_way)
+        return self.queries > 0 and self.changed_much and (is_rough or self.strayed > _STRAYED_MUCH)
 
     @property
     def exact_eps(self) -> float:
-        """Standard errors between an estimate and bounds for exact search; there is no bound where errors are odd."""
-        are_odd = self.overstated or self.strayed > _STRAYED_SOME
-        return _EXACT_EPS + self.strayed if self.bounds_hold and not are_odd else _NO_BOUND
+        """Standard errors between an estimate and bounds for exact search; no bound holds where codes err one way."""
+        err_one_way = self.overstated or self.strayed > _STRAYED_SOME
+        return _EXACT_EPS + self.strayed if self.bounds_hold and not err_one_way else _NO_BOUND
 
     def reached_at(self, k: int) -> float:
         """Return the highest recall measured for `k` neighbours, or for the nearest numbers measured."""
@@ -187,7 +187,7 @@ class Calibration:
         """Return the calibration `found` for the same lists and codes; it was begun when this one was `before`.
 
         What is known of errors that point one way stays, and vectors that were far from their centroids stay strays.
-        So does it that bounds have missed neighbours: a few queries of others may not tell.
+        Bounds that have missed neighbours stay distrusted, as a few other queries may not tell.
         """
         return replace(
             found, changes=self.changes - before.changes, strange=max(0.0, self.strange - before.strange),
