@@ -60,6 +60,13 @@ class SearchOptions:
         """Whether a filter or a list of ids leaves vectors out."""
         return self.where is not None or self.allow is not None or self.deny is not None
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is a recall alone that is asked for, or none."""
+        by_recall = self.candidates is None and self.nprobe is None
+        unlimited = self.max_reads is None and self.deadline_ms is None and self.radius is None
+        return by_recall and unlimited and not self.fields and not self.filtered
+
     def __post_init__(self) -> None:
         check_fields(self.fields)
         ms = self.deadline_ms
@@ -157,11 +164,14 @@ def check_queries(queries: object, dimension: int) -> tuple[Floats, bool]:
         raise ValueError(
             f"queries has shape {array.shape}: expected [q, {dimension}] or [{dimension}], the dimension of the index"
         )
-    if array.dtype != np.float32:
+    whole = array.dtype.kind != "f"  # numbers, which are all finite
+    if whole:
+        array = array.astype(np.float32)
+    elif array.dtype != np.float32:
         with np.errstate(over="ignore"):  # reported below, as infinity
             array = array.astype(np.float32)
     matrix = np.ascontiguousarray(array if array.ndim == 2 else array[None])
-    if np.count_nonzero(np.isfinite(matrix)) < matrix.size:
+    if not whole and np.count_nonzero(np.isfinite(matrix)) < matrix.size:
         finite = np.isfinite(matrix).all(axis=1)
         raise ValueError(f"queries row {int(np.argmin(finite))} holds NaN or infinity: every value must be finite")
     return matrix, array.ndim == 1

@@ -479,7 +479,7 @@ class ZoomIndex(Closing):
             found = self._searcher.search(matrix, options, chosen)
         if not single:
             return found
-        columns = {name: column[0] for name, column in found.fields.items()}
+        columns = {name: column[0] for name, column in found.fields.items()} if found.fields else {}
         return SearchResult(found.ids[0], found.distances[0], found.stats, columns)
 
     def range_search(

@@ -186,24 +186,28 @@ def test_every_half_value_is_converted_exactly(name: str) -> None:
             np.testing.assert_array_equal(found, expected[chosen])
 
 
-def test_the_portable_half_kernel_equals_the_intrinsic_one() -> None:
+@pytest.mark.parametrize("dtype", ROW_DTYPES)
+@pytest.mark.parametrize("dimension", [1, 8, 15, 16, 17, 63, 97])
+def test_the_portable_kernels_equal_the_intrinsic_ones(dtype: str, dimension: int) -> None:
     if backend.core is None:
         pytest.skip("needs the compiled core")
     rng = np.random.default_rng(2)
-    rows = rng.standard_normal((50, 97)).astype(np.float16)
-    query = rng.standard_normal((1, 97)).astype(np.float32)
+    rows = rng.integers(0, 100, (50, dimension)) if dtype.endswith("int8") else rng.standard_normal((50, dimension))
+    stored = rows.astype(np.float32).view(np.uint16)[:, 1::2] if dtype == "bfloat16" else rows.astype(dtype)
+    stored = np.ascontiguousarray(stored)
+    query = rng.standard_normal((1, dimension)).astype(np.float32)
     for index, metric in enumerate(METRICS):
         out = np.empty(50, np.float32)
         backend.core.distances(
             queries=query,
-            rows=rows,
-            dtype=ROW_DTYPES.index("float16"),
+            rows=stored,
+            dtype=ROW_DTYPES.index(dtype),
             metric=index,
             query_of_row=None,
             out=out,
             portable=True,
         )
-        np.testing.assert_allclose(out, distances(query, rows, metric), rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(out, distances(query, stored, metric, dtype=dtype), rtol=1e-5, atol=1e-4)
 
 
 def test_cosine_of_zero_and_of_huge_vectors() -> None:

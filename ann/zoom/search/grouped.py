@@ -46,6 +46,8 @@ def query_groups(
     ValueError, TypeError
         For another number of filters or of lists than of queries, or values that are none.
     """
+    if where is None and allow is None and deny is None:  # as most calls have it
+        return None
     one = where is None or isinstance(where, str)
     most = 0 if single else count
     if not count or (one and not _are_of_each(allow, most) and not _are_of_each(deny, most)):

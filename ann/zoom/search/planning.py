@@ -14,7 +14,7 @@ from memhier.ann.zoom.search.search import Selection
 from memhier.ann.zoom.storage.snapshot import IndexSnapshot
 from memhier.arguments import check_int
 
-__all__ = ["Escalation", "Plan", "plan_search"]
+__all__ = ["Escalation", "Plan", "keep_plan", "plan_search"]
 
 _FEW = 2048  # rows left by a filter, up to which a search may look at all of them
 _FEW_OF_K = 32  # likewise, by k
@@ -87,7 +87,7 @@ def _planned(state: IndexSnapshot, k: int, recall: float, selection: Selection) 
     if selection.left is not None:
         return _plan_filtered(state, k, recall, selection)
     plan: Plan | None = state.plans.get((k, recall))
-    return plan or _keep(state.plans, (k, recall), _plan_recall(state, k, recall))
+    return plan or keep_plan(state.plans, (k, recall), _plan_recall(state, k, recall))
 
 
 def _plan_recall(state: IndexSnapshot, k: int, recall: float) -> Plan:
@@ -122,7 +122,7 @@ def _plan_filtered(state: IndexSnapshot, k: int, recall: float, selection: Selec
     held = lists if held is None else held
     usual = k, recall, calibration.wide(wanted)
     if (known := plans.get(usual)) is None:
-        known = _keep(plans, usual, calibration.filtered(*usual))
+        known = keep_plan(plans, usual, calibration.filtered(*usual))
     effort, power, few_lists = known
     nprobe = grown(effort.nprobe, power, wanted / usual[2])
     if held <= _NEARLY * nprobe:
@@ -144,11 +144,11 @@ def _plan_filtered(state: IndexSnapshot, k: int, recall: float, selection: Selec
             else:
                 effort = _every_list(state, effort)
         exact = recall == 1 or calibration.reached_at(k) < recall
-        plan = _keep(plans, key, Plan(effort, False, "exact" if exact else "no", recall))
+        plan = keep_plan(plans, key, Plan(effort, False, "exact" if exact else "no", recall))
     return plan
 
 
-def _keep(plans: dict[Hashable, Any], key: Hashable, made: Any) -> Any:
+def keep_plan(plans: dict[Hashable, Any], key: Hashable, made: Any) -> Any:
     """Keep a plan, or an effort, for searches to come; return it."""
     if len(plans) >= _PLANS_MOST:
         plans.clear()

@@ -31,7 +31,7 @@ from memhier.io.reader import Reader
 from memhier.rows.ranking import RANK_TALLY, Ranking, RankRequest, rank_rows
 from memhier.shield import ShieldedContext, check_interrupt
 
-__all__ = ["CANDIDATE_BYTES", "Found", "Search", "Selection", "candidate_limit", "first_round"]
+__all__ = ["CANDIDATE_BYTES", "NO_WORKSPACE", "Found", "Search", "Selection", "candidate_limit", "first_round"]
 
 CANDIDATE_BYTES = 64  # position, bound, estimate, file, offset and id of one candidate
 _AXIS_BYTES = 16  # of a query on its way into the preview's space
@@ -45,7 +45,7 @@ _ROUTED_AXIS, _DISTANCE, _SCANNED, _NEIGHBOUR = 8, 4, 48, 48
 _LIMIT = 512  # candidates with bounds that are kept of a query, where there is no room for more
 _LIMIT_FEW = 96  # likewise at first under a filter
 
-_NO_WORKSPACE = np.empty((0, 1), np.uint8)
+NO_WORKSPACE = np.empty((0, 1), np.uint8)
 _NONE_LENT = nullcontext(0)
 
 Floats: TypeAlias = npt.NDArray[np.float32]
@@ -352,7 +352,7 @@ class Search:
             ids=found.ids, distances=found.distances, files=ranking.files, offsets=ranking.offsets,
             scanned=found.scanned, admitted=found.admitted, ranked=found.ranked,
         )  # fmt: skip
-        workspace = _NO_WORKSPACE if self.workspace is None else self.workspace
+        workspace = NO_WORKSPACE if self.workspace is None else self.workspace
         try:
             self.reader.run(
                 partial(

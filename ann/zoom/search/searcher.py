@@ -18,7 +18,8 @@ from memhier.ann.zoom.search.explaining import explain
 from memhier.ann.zoom.search.explanation import Explanation
 from memhier.ann.zoom.search.fields import FieldReader, chosen_fields, fields_of_ids
 from memhier.ann.zoom.search.grouped import QueryGroup, joined
-from memhier.ann.zoom.search.planning import Plan, plan_search
+from memhier.ann.zoom.search.plain import PlainSearch
+from memhier.ann.zoom.search.planning import Escalation, Plan, plan_search
 from memhier.ann.zoom.search.range_search import WITHIN_TALLY, Within, all_nearest, range_effort, search_range
 from memhier.ann.zoom.search.results import Chosen, RangeResult, SearchResult
 from memhier.ann.zoom.search.search import Found, Search, Selection
@@ -34,6 +35,7 @@ from memhier.shield import check_interrupt
 
 __all__ = ["Searcher"]
 
+_ROUNDS, _STOPPED = 8, 9  # their places among the numbers of the work
 _NO_PAYLOAD = dict.fromkeys(("payload_reads", "payload_pages", "payload_bytes", "payload_rounds"), 0)
 
 Floats: TypeAlias = npt.NDArray[np.float32]
@@ -74,10 +76,24 @@ class Searcher:
         The fields are those of the vectors `chosen`, and null for others; None chooses all.
         """
         with self._turns.next():  # a filter's bitmap is made, and held, by no more searches than these
-            search, _, result = self._search(queries, options, chosen)
+            state = self.state
+            result = self._search_plainly(state, queries, options) if chosen is None else None
+            if result is None:
+                search, _, result = self._search(queries, options, chosen)
+                state = search.snapshot
         if (watch := self.watch) is not None and chosen is None:
-            watch(search.snapshot, queries, options, result.distances)
+            watch(state, queries, options, result.distances)
         return result
+
+    def _search_plainly(self, state: IndexSnapshot, queries: Floats, options: SearchOptions) -> SearchResult | None:
+        """Return the nearest vectors of one query of a plain search; None of others."""
+        if len(queries) != 1 or not options.is_plain or (way := PlainSearch.of(state, self._reader, options)) is None:
+            return None
+        if (found := way.nearest(state, self._reader, queries)) is None:
+            return None
+        stats = _stats(1, found.work, found.work[_STOPPED : _STOPPED + 1], way.plan.calibrated, "no", _NO_PAYLOAD)
+        stats["recall"] = way.plan.kept
+        return SearchResult(found.ids, found.distances, stats)
 
     def search_each(self, queries: Floats, options: SearchOptions, groups: Sequence[QueryGroup]) -> SearchResult:
         """Return the nearest vectors of queries ``[q, d]``, each among those of its own group, in one snapshot."""
@@ -182,8 +198,9 @@ class Searcher:
             names = search.sightings.named(ids, search.tally)
         with_fields = ids if chosen is None else np.where([chosen(each) for each in names], ids, -1)
         columns, payload = _payload(search, with_fields, planned.wanted)
+        stops = found.ranked["stopped"].tolist()
         known = plan.calibrated and far is None
-        stats = _stats(found, search.tally) | {"calibrated": known, "escalated": plan.escalation} | payload
+        stats = _stats(len(ids), _work(found, search.tally), stops, known, plan.escalation, payload)
         if promises:
             if unlimited:
                 stats["recall"] = self._kept(plan, options)
@@ -267,40 +284,45 @@ class Searcher:
         return kept
 
 
-def _stats(found: Found, tally: Tallies) -> dict[str, Any]:
-    """Return plain numbers of the work done; see :class:`SearchResult`."""
-    scanned, ranked = _sums(found.scanned), _sums(found.ranked)
-    if len(found.ids) == 1:  # as most calls have
-        stops, rounds = [ranked["stopped"]], [ranked["rounds"]]
-    else:
-        stops, rounds = (found.ranked[name].tolist() for name in ("stopped", "rounds"))
+def _work(found: Found, tally: Tallies) -> list[int]:
+    """Return the work done, as `PlainSearch` has that for one query: sums, and the most rounds of a query."""
+    work = [*_sums(found.scanned), *_sums(found.ranked), *_sums(tally), sum(found.admitted.tolist())]
+    work[_ROUNDS] = max(found.ranked["rounds"].tolist(), default=0)
+    return work
+
+
+def _stats(
+    queries: int, work: Sequence[int], stops: Sequence[int], calibrated: bool, escalated: Escalation,
+    payload: dict[str, int],
+) -> dict[str, Any]:  # fmt: skip
+    """Return plain numbers of the `work` done for all queries, each of which `stops`; see :class:`SearchResult`."""
+    probed, scanned, cut_short, _, _, ranked, page_requests, hot_pages, rounds, _, reads, pages, size, candidates = work
     early = STOPS.index("max_reads")  # or the deadline
     return {
-        "queries": len(found.ids), "probed": scanned["probed"], "scanned": scanned["scanned"],
-        "cut_short": scanned["cut_short"], "candidates": sum(found.admitted.tolist()), "ranked": ranked["ranked"],
-        **_sums(tally), "page_requests": ranked["page_requests"], "hot_pages": ranked["hot_pages"],
-        "rounds": max(rounds, default=0), "stopped_early": sum(stop >= early for stop in stops),
-        "stopped": STOPS[stops[0]] if stops else "all_read",
+        "queries": queries, "probed": probed, "scanned": scanned, "cut_short": cut_short, "candidates": candidates,
+        "ranked": ranked, "reads": reads, "pages": pages, "bytes": size, "page_requests": page_requests,
+        "hot_pages": hot_pages, "rounds": rounds, "stopped_early": sum(stop >= early for stop in stops),
+        "stopped": STOPS[stops[0]] if stops else "all_read", "calibrated": calibrated, "escalated": escalated,
+        **payload,
     }  # fmt: skip
 
 
-def _sums(tallies: Tallies) -> dict[str, int]:
+def _sums(tallies: Tallies) -> tuple[int, ...]:
     """Return the sum of each field over all records."""
-    names = tallies.dtype.names or ()
     if len(tallies) == 1:  # as most calls have
-        return dict(zip(names, tallies.item(), strict=True))
-    sums = tallies.view(np.int64).reshape(-1, len(names)).sum(axis=0)
-    return dict(zip(names, sums.tolist(), strict=True))
+        one: Any = tallies.item()
+        return tuple(one)
+    names = tallies.dtype.names or ()
+    return tuple(tallies.view(np.int64).reshape(-1, len(names)).sum(axis=0).tolist())
 
 
 def _payload(search: Search, ids: Ints, wanted: Sequence[str]) -> tuple[Columns, dict[str, int]]:
     """Return the fields of vectors found, each of the shape of `ids`, and the reads for them as plain numbers."""
     if not wanted or search.sightings is None:
-        return {}, dict(_NO_PAYLOAD)
+        return {}, _NO_PAYLOAD
     fields = FieldReader(search.snapshot, search.reader, wanted)
     columns = fields.found(ids, search.sightings)
-    work = _sums(fields.reads.tally) | {"rounds": fields.reads.rounds}
-    return columns, {f"payload_{name}": count for name, count in work.items()}
+    return columns, dict(zip(_NO_PAYLOAD, (*_sums(fields.reads.tally), fields.reads.rounds), strict=True))
 
 
 def _range_result(found: Sequence[Within], search: Search, wanted: Sequence[str], calibrated: bool) -> RangeResult:
@@ -310,12 +332,13 @@ def _range_result(found: Sequence[Within], search: Search, wanted: Sequence[str]
     names: npt.NDArray[Any] = ids
     if search.sightings is not None and search.snapshot.fresh.texts is not None:
         names = search.sightings.named(ids, search.tally)
-    work = _sums(np.array([each.tally for each in found], WITHIN_TALLY))
-    stats = {"queries": len(found)} | work | _sums(search.tally) | {"calibrated": calibrated} | payload
+    work = dict[str, Any](queries=len(found))
+    for tallies in (np.array([each.tally for each in found], WITHIN_TALLY), search.tally):
+        work |= zip(tallies.dtype.names or (), _sums(tallies), strict=True)
     return RangeResult(
         np.concatenate([[0], np.cumsum([len(each.ids) for each in found], dtype=np.int64)]).astype(np.int64),
         names,
         np.concatenate([np.empty(0, np.float32), *(each.distances for each in found)]),
-        stats,
+        work | {"calibrated": calibrated} | payload,
         columns,
     )

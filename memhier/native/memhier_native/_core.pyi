@@ -661,6 +661,17 @@ class PageReader:
         workspace: numpy.typing.NDArray[Any] | memoryview,
         tally: numpy.typing.NDArray[numpy.void],
     ) -> tuple[str, object, int, int, int] | None: ...
+    def search_plainly(
+        self,
+        *,
+        state: IndexState,
+        request: SearchRequest,
+        query: numpy.typing.NDArray[numpy.float32],
+        ids: numpy.typing.NDArray[numpy.int64],
+        distances: numpy.typing.NDArray[numpy.float32],
+        workspace: numpy.typing.NDArray[Any] | memoryview,
+        numbers: numpy.typing.NDArray[numpy.int64],
+    ) -> tuple[str, object, int, int, int] | None: ...
     def mark_rows(
         self, *, request: PostingRequest, words: numpy.typing.NDArray[numpy.uint64]
     ) -> tuple[str, object, int, int, int] | None: ...

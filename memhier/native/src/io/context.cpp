@@ -18,6 +18,7 @@ constexpr std::uint32_t kBlockBytes = 512;
 constexpr std::uint32_t kRetriesMax = 1000;
 constexpr std::size_t kPagesPerWait = 256;
 constexpr std::size_t kPinned = 64;  // pages of the pool at a time
+constexpr std::size_t kLine = 64;    // bytes of the processor's caches
 
 // Errors that say nothing of the file. io_uring cancels a read when a signal meets the start of a kernel worker for it.
 bool is_passing(std::int64_t result) { return result == -EAGAIN || result == -EINTR || result == -ECANCELED; }
@@ -175,6 +176,8 @@ void Context::take_held() {
     batch_->pool->pin(runs.data(), some.size(), span, frames.data());
     for (std::size_t i = 0; i < some.size(); ++i) {
       const Request request = some[i];
+      if (i == 0) ask_for(some[0], frames[0]);
+      if (i + 1 < some.size()) ask_for(some[i + 1], frames[(i + 1) * span]);  // while this one is looked at
       if (frames[i * span] == BufferPool::none)
         requests_[kept++] = request;
       else
@@ -183,6 +186,14 @@ void Context::take_held() {
     batch_->pool->unpin(runs.data(), some.size(), span, frames.data());
   }
   requests_.resize(kept);
+}
+
+// Asks for what a request wants of its first page, if the pool holds it.
+void Context::ask_for(const Request& request, std::uint32_t frame) const {
+  if (frame == BufferPool::none) return;
+  const std::byte* const page = batch_->pool->page(frame);
+  const std::size_t first = request.offset % kPageBytes, stop = std::min(kPageBytes, first + batch_->length);
+  for (std::size_t at = first; at < stop; at += kLine) __builtin_prefetch(page + at);
 }
 
 // Delivers a request from frames of the pool.

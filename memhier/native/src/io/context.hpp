@@ -89,6 +89,7 @@ class Context {
   bool advance(std::size_t least);
   void reset();
   void take_held();
+  void ask_for(const Request& request, std::uint32_t frame) const;
   void issue();
   std::size_t worth_waiting_for() const;
   bool prepare(const Run& run);

@@ -301,7 +301,7 @@ class PageReader {
                                 result.rounds ? result.rounds->data() : nullptr};
           return Rounds(batch, read).run();
         },
-        tally);
+        tally[0]);
   }
 
   // From queries to their nearest: finds the candidates (candidate_search.hpp) of each request in its state, then ranks
@@ -310,54 +310,34 @@ class PageReader {
                                     const std::vector<const SearchRequest*>& requests, const SearchOutput& out,
                                     const Array<std::byte, 2>& workspace, const Array<ReadTally, 1>& tally) {
     const std::size_t count = check_together(states, requests);
-    const IndexState& state = *states.front();
-    const SearchRequest& of = *requests.front();
-    out.check(count, of.effort.k);
-    require(state.stored.per_page > 0 || workspace.bytes() >= state.stored.row_bytes, "workspace: room for a row");
+    out.check(count, requests.front()->effort.k);
     require(tally.size() == 1, "tally: one record");
-    RankedRows found;
-    std::vector<std::span<const PageRows>> page_rows;
-    return read_all(
-        [&](const ReadBatch& read) -> std::optional<Fault> {
-          for (std::size_t i = 0, first = 0; i < states.size(); first += requests[i++]->queries.shape(0)) {
-            const SearchRequest& each = *requests[i];
-            CandidateSearch candidates(*states[i], each.effort, each.routes);
-            if (auto fault = candidates.run(each.queries.data(), each.queries.shape(0),
-                                            each.radius ? each.radius->data() : nullptr, out.scanned.data() + first,
-                                            out.admitted.data() + first, read, found))
-              return fault;
-            page_rows.insert(page_rows.end(), states.size() == 1 ? 1 : each.queries.shape(0), states[i]->rows);
-          }
-          const RankBatch batch{of.queries.data(),
-                                count,
-                                of.queries.shape(1),
-                                static_cast<RowType>(state.stored.type),
-                                state.space.metric(),
-                                state.stored.row_bytes,
-                                found.first.data(),
-                                found.files.data(),
-                                found.offsets.data(),
-                                found.lower.data(),
-                                found.ids.data(),
-                                found.thresholds.data(),
-                                of.effort.k,
-                                of.effort.first_round,
-                                of.effort.max_reads,
-                                time_limit(of.effort.deadline),
-                                {workspace.data(), workspace.bytes()},
-                                state.stored.hot(),
-                                state.stored.per_page,
-                                page_rows,
-                                out.ids.data(),
-                                out.distances.data(),
-                                out.files.data(),
-                                out.offsets.data(),
-                                out.ranked.data(),
-                                nullptr};
-          if (auto fault = Rounds(batch, read).run()) return fault;
-          return name_rows(state, found, out.ids.data(), out.ids.size(), read);
-        },
-        tally);
+    std::vector<AskedQueries> asked;
+    for (std::size_t i = 0; i < states.size(); ++i) {
+      const SearchRequest& each = *requests[i];
+      asked.push_back({states[i], &each.effort, &each.routes, each.queries.data(), each.queries.shape(0),
+                       each.radius ? each.radius->data() : nullptr});
+    }
+    return answer(asked, out.view(), workspace, tally[0]);
+  }
+
+  // Searches for another query as for those of a request: its nearest [k], and the numbers of a PlainWork.
+  std::optional<Description> search_plainly(const IndexState& state, const SearchRequest& request,
+                                            const Array<const float, 2>& query, const Array<std::int64_t, 2>& ids,
+                                            const Array<float, 2>& distances, const Array<std::byte, 2>& workspace,
+                                            const Array<std::int64_t, 1>& numbers) {
+    PlainWork work{};
+    static_assert(sizeof work == 14 * sizeof(std::int64_t));
+    const std::size_t k = request.effort.k;
+    require(query.has_shape(1, state.space.dimension()) && ids.has_shape(1, k) && distances.has_shape(1, k) &&
+                numbers.bytes() == sizeof work,
+            "query, ids, distances, numbers: [1, d], [1, k], [1, k] and [14]");
+    const AskedQueries asked{&state, &request.effort, &request.routes, query.data(), 1, nullptr};
+    auto fault = answer({&asked, 1},
+                        {ids.data(), distances.data(), nullptr, nullptr, &work.scanned, &work.candidates, &work.ranked},
+                        workspace, work.read);
+    std::memcpy(numbers.data(), &work, sizeof work);
+    return fault;
   }
 
   // Sets the bits of the rows that hold one of some items; see postings.hpp.
@@ -441,9 +421,60 @@ class PageReader {
   // Of the many small batches of one ranking, every so manieth looks whether a signal wants the call to end.
   static constexpr std::size_t kCallsPerSignal = 16;
 
+  // Fills the answers to queries, of all of which the limits are the same.
+  std::optional<Description> answer(std::span<const AskedQueries> every, const SearchAnswers& out,
+                                    const Array<std::byte, 2>& workspace, ReadTally& tally) {
+    const IndexState& state = *every.front().state;
+    const SearchEffort& effort = *every.front().effort;
+    require(state.stored.per_page > 0 || workspace.bytes() >= state.stored.row_bytes, "workspace: room for a row");
+    RankedRows found;
+    std::vector<std::span<const PageRows>> page_rows;
+    return read_all(
+        [&](const ReadBatch& read) -> std::optional<Fault> {
+          std::size_t count = 0;
+          for (const AskedQueries& each : every) {
+            CandidateSearch candidates(*each.state, *each.effort, *each.routes);
+            if (auto fault = candidates.run(each.queries, each.count, each.radius, out.scanned + count,
+                                            out.admitted + count, read, found))
+              return fault;
+            page_rows.insert(page_rows.end(), every.size() == 1 ? 1 : each.count, each.state->rows);
+            count += each.count;
+          }
+          const RankBatch batch{every.front().queries,
+                                count,
+                                state.space.dimension(),
+                                static_cast<RowType>(state.stored.type),
+                                state.space.metric(),
+                                state.stored.row_bytes,
+                                found.first.data(),
+                                found.files.data(),
+                                found.offsets.data(),
+                                found.lower.data(),
+                                found.ids.data(),
+                                found.thresholds.data(),
+                                effort.k,
+                                effort.first_round,
+                                effort.max_reads,
+                                time_limit(effort.deadline),
+                                {workspace.data(), workspace.bytes()},
+                                state.stored.hot(),
+                                state.stored.per_page,
+                                page_rows,
+                                out.ids,
+                                out.distances,
+                                out.files,
+                                out.offsets,
+                                out.ranked,
+                                nullptr};
+          if (auto fault = Rounds(batch, read).run()) return fault;
+          return name_rows(state, found, out.ids, count * effort.k, read);
+        },
+        tally);
+  }
+
   // Runs work that reads many small batches, without the GIL.
   template <class Work>
-  std::optional<Description> read_all(const Work& work, const Array<ReadTally, 1>& tally) {
+  std::optional<Description> read_all(const Work& work, ReadTally& tally) {
     make_pool_after_fork();
     const std::shared_ptr<const Table> table = table_;
     const std::shared_ptr<BufferPool> held = held_;
@@ -455,7 +486,7 @@ class PageReader {
       fault = work(batches_on(*table, held.get(), requests, done));
     }
     count_call(requests, done);
-    tally[0] += done;
+    tally += done;
     if (PyErr_Occurred() != nullptr) throw nb::python_error();
     return describe(fault);
   }
@@ -768,6 +799,8 @@ void register_reader(nb::module_& m) {
       .def("rank", &PageReader::rank, nb::kw_only(), "request"_a, "result"_a, "workspace"_a, "hot_keys"_a,
            "hot_pages"_a, "page_rows"_a, "per_page"_a, "tally"_a)
       .def("search", &PageReader::search, nb::kw_only(), "states"_a, "requests"_a, "result"_a, "workspace"_a, "tally"_a)
+      .def("search_plainly", &PageReader::search_plainly, nb::kw_only(), "state"_a, "request"_a, "query"_a, "ids"_a,
+           "distances"_a, "workspace"_a, "numbers"_a)
       .def("mark_rows", &PageReader::mark_rows, nb::kw_only(), "request"_a, "words"_a)
       .def("counters", &PageReader::counters)
       .def("close", &PageReader::close)

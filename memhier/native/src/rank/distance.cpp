@@ -3,7 +3,8 @@
 //
 // `omp simd reduction` allows a float sum to be split over lanes; -ffast-math on a cloned function does not
 // (GCC 12 leaves such a loop scalar). Half precision is the one type GCC does not vectorise by itself: it has its own
-// function with F16C intrinsics.
+// function with F16C intrinsics. GCC keeps the lanes of such a sum in memory, and adds what is left of a row one by
+// one, so all types have functions with AVX-512 intrinsics.
 #include "rank/distance.hpp"
 
 #include <algorithm>
@@ -26,6 +27,8 @@ namespace nb = nanobind;
 
 namespace memhier {
 namespace {
+
+constexpr std::array<std::size_t, kRowTypes> kBytesOf = {4, 2, 2, 1, 1};  // an element
 
 // A row is a field of a record, so its elements may lie at any address.
 template <class T>
@@ -162,6 +165,54 @@ MEMHIER_F16C void compare_by_f16c(const DistanceBatch& batch) {
   }
 }
 
+#define MEMHIER_AVX512 __attribute__((target("avx512f,avx512bw,avx512vl")))
+
+// Up to 16 elements of a row as numbers.
+template <RowType type>
+MEMHIER_AVX512 inline __m512 take(const std::byte* at, __mmask16 present) {
+  if constexpr (type == RowType::float32) return _mm512_maskz_loadu_ps(present, at);
+  if constexpr (type == RowType::float16) return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(present, at));
+  if constexpr (type == RowType::bfloat16)
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(present, at)), 16));
+  if constexpr (type == RowType::int8)
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(present, at)));
+  if constexpr (type == RowType::uint8)
+    return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(present, at)));
+}
+
+template <RowType type, Metric metric>
+MEMHIER_AVX512 void compare_wide(const DistanceBatch& batch) {
+  constexpr std::size_t kElementBytes = kBytesOf[static_cast<std::size_t>(type)];
+  for (std::size_t row = 0; row < batch.count; ++row) {
+    const float* query = query_of(batch, row);
+    const std::byte* x = batch.rows + static_cast<std::ptrdiff_t>(row) * batch.row_stride;
+    __m512 sums = _mm512_setzero_ps(), query_norms = _mm512_setzero_ps(), row_norms = _mm512_setzero_ps();
+    for (std::size_t i = 0; i < batch.dimension; i += 16) {
+      const std::size_t left = batch.dimension - i;
+      const auto present = static_cast<__mmask16>(left >= 16 ? 0xffff : (1u << left) - 1);
+      const __m512 q = _mm512_maskz_loadu_ps(present, query + i), value = take<type>(x + i * kElementBytes, present);
+      const __m512 difference = _mm512_sub_ps(q, value);
+      sums = metric == Metric::l2 ? _mm512_fmadd_ps(difference, difference, sums) : _mm512_fmadd_ps(q, value, sums);
+      if constexpr (metric == Metric::cosine) {
+        query_norms = _mm512_fmadd_ps(q, q, query_norms);
+        row_norms = _mm512_fmadd_ps(value, value, row_norms);
+      }
+    }
+    const float sum = _mm512_reduce_add_ps(sums);
+    if constexpr (metric == Metric::cosine)
+      batch.out[row] = cosine_distance(sum, _mm512_reduce_add_ps(query_norms), _mm512_reduce_add_ps(row_norms));
+    else
+      batch.out[row] = metric == Metric::l2 ? sum : -sum;
+  }
+}
+
+template <RowType type>
+constexpr KernelsOfType kWideKernels = {compare_wide<type, Metric::l2>, compare_wide<type, Metric::ip>,
+                                        compare_wide<type, Metric::cosine>};
+constexpr std::array<KernelsOfType, kRowTypes> kAvx512Kernels = {
+    kWideKernels<RowType::float32>, kWideKernels<RowType::float16>, kWideKernels<RowType::bfloat16>,
+    kWideKernels<RowType::int8>, kWideKernels<RowType::uint8>};
+
 constexpr KernelsOfType kF16cKernels = {compare_by_f16c<Metric::l2>, compare_by_f16c<Metric::ip>,
                                         compare_by_f16c<Metric::cosine>};
 #endif
@@ -170,12 +221,13 @@ const KernelsOfType& kernels_of(RowType type) {
 #if defined(__x86_64__)
   static const bool has_f16c =
       __builtin_cpu_supports("f16c") && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  static const bool has_avx512 =
+      __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
+  if (has_avx512) return kAvx512Kernels[static_cast<std::size_t>(type)];
   if (type == RowType::float16 && has_f16c) return kF16cKernels;
 #endif
   return kKernels[static_cast<std::size_t>(type)];
 }
-
-constexpr std::array<std::size_t, kRowTypes> kElementBytes = {4, 2, 2, 1, 1};
 
 // queries [q, d]; rows [n, d] of a type, with adjacent elements; query_of_row [n], needed for several queries; out [n].
 void distances_of_arrays(const Array<const float, 2>& queries, const StridedRows& rows, int type, int metric,
@@ -185,7 +237,7 @@ void distances_of_arrays(const Array<const float, 2>& queries, const StridedRows
   require(queries.shape(1) == rows.shape(1), "queries, rows: [*, d]");
   const std::size_t count = rows.shape(0);
   const std::size_t dimension = rows.shape(1);
-  const auto element = kElementBytes[static_cast<std::size_t>(type)];
+  const auto element = kBytesOf[static_cast<std::size_t>(type)];
   const bool adjacent = dimension < 2 || count == 0 || rows.stride(1) == static_cast<std::ptrdiff_t>(element);
   require(adjacent, "rows: elements must be adjacent");
   require(out.size() == count, "out: one float32 per row");

@@ -250,10 +250,12 @@ void Rounds::rank_page(const Wanted& item, const std::byte* page) {
             batch_.type, batch_.metric);
   const std::int64_t within = batch_.offsets[item.candidate] - start * static_cast<std::int64_t>(kPageBytes);
   compare(item, distances_[static_cast<std::size_t>(within) / batch_.row_bytes]);
+  const TopK<Nearest>& nearest = nearest_[item.query];
   for (std::size_t i = 0; i < count; ++i) {
     const std::int64_t row = first + static_cast<std::int64_t>(i);
     if (!rows.allows(row)) continue;
     ++tally(item.query).ranked;
+    if (nearest.is_full() && distances_[i] > nearest.last().distance) continue;  // most: their ids stay unread
     const auto offset = start * static_cast<std::int64_t>(kPageBytes) + static_cast<std::int64_t>(i * batch_.row_bytes);
     offer(item.query, {distances_[i], file, rows.id(row), offset});
   }
@@ -278,6 +280,7 @@ void Rounds::finish() {
     for (std::size_t i = 0; i < batch_.k; ++i) {
       batch_.out_ids[query * batch_.k + i] = i < found.size() ? found[i].id : -1;
       batch_.out_distances[query * batch_.k + i] = i < found.size() ? found[i].distance : kInfinity;
+      if (batch_.out_files == nullptr) continue;
       batch_.out_files[query * batch_.k + i] = i < found.size() ? found[i].file : -1;
       batch_.out_offsets[query * batch_.k + i] = i < found.size() ? found[i].offset : -1;
     }

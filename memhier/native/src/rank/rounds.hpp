@@ -82,7 +82,7 @@ struct RankBatch {
   std::span<const std::span<const PageRows>> page_rows;  // then those of every file: of each query, or one for all
   std::int64_t* out_ids;                                 // [count, k], -1 where there is none
   float* out_distances;                                  // [count, k], infinity where there is none
-  std::int32_t* out_files;                               // [count, k]: where each lies, -1 where there is none
+  std::int32_t* out_files;                               // [count, k]: where each lies, -1 where there is none; or null
   std::int64_t* out_offsets;
   RankTally* out_tally;      // [count]
   std::int32_t* out_rounds;  // of each candidate, the round that took it, or its page as the first there; or null

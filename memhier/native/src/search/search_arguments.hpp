@@ -44,6 +44,35 @@ inline std::size_t check_together(const std::vector<const IndexState*>& states,
   return count;
 }
 
+// Queries that follow one another, and how they are searched for.
+struct AskedQueries {
+  const IndexState* state;
+  const SearchEffort* effort;
+  const Routes* routes;
+  const float* queries;  // [count, d]
+  std::size_t count;
+  const float* radius;  // [count], or null
+};
+
+// Where the results of all go: [q, k], and of the work [q]. Files and offsets may be null.
+struct SearchAnswers {
+  std::int64_t* ids;
+  float* distances;
+  std::int32_t* files;
+  std::int64_t* offsets;
+  ScanTally* scanned;
+  std::int64_t* admitted;
+  RankTally* ranked;
+};
+
+// The work done for one query: the numbers of memhier.ann.zoom.search.plain.
+struct PlainWork {
+  ScanTally scanned;
+  RankTally ranked;
+  ReadTally read;
+  std::int64_t candidates;
+};
+
 // The nearest of each query and where they lie, [q, k]; and [q]: the work done, and the number of its candidates.
 struct SearchOutput {
   Array<std::int64_t, 2> ids;
@@ -54,6 +83,9 @@ struct SearchOutput {
   Array<std::int64_t, 1> admitted;
   Array<RankTally, 1> ranked;
 
+  SearchAnswers view() const {
+    return {ids.data(), distances.data(), files.data(), offsets.data(), scanned.data(), admitted.data(), ranked.data()};
+  }
   void check(std::size_t count, std::size_t k) const {
     require(ids.has_shape(count, k) && distances.has_shape(count, k) && files.has_shape(count, k) &&
                 offsets.has_shape(count, k),
