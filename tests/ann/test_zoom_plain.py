@@ -82,3 +82,13 @@ def test_errors_tell_of_the_query(tmp_path: Path) -> None:
             index.search(np.full(DIMENSION, 3e38, np.float32), 10)
         with pytest.raises(ValueError, match="queries row 0 holds NaN"):
             index.search(np.full(DIMENSION, np.nan), 10)
+
+
+def test_numbers_of_any_kind_and_more_efforts_than_are_kept(tmp_path: Path) -> None:
+    query = points(2, 1)[0]
+    with ZoomIndex.build(tmp_path / "index", points(1), dram="4MiB") as index:
+        expected = index.search(query, 10, recall=0.9).ids.tolist()
+        assert index.search(query, np.array(10), recall=np.float64(0.9)).ids.tolist() == expected
+        for k in range(1, 100):
+            index.search(query, k, recall=0.9)
+        assert index.search(query, 10, recall=0.9).ids.tolist() == expected

@@ -1,7 +1,7 @@
 """Plain searches: one query, without filter, limit or field, as most are. They are planned once for a snapshot."""
 
 from functools import partial
-from typing import Any, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,21 +19,8 @@ __all__ = ["PlainSearch"]
 
 _NUMBERS, _CUT_SHORT = 14, 2  # of the work for a query, and the place of the one that tells of candidates left out
 
-
-class Nearest(NamedTuple):
-    """The nearest of one query.
-
-    Attributes
-    ----------
-    ids, distances
-        int64 and float32 ``[1, k]``.
-    work
-        The numbers of `SCAN_TALLY`, `RANK_TALLY` and `READ_TALLY`, and the candidates.
-    """
-
-    ids: npt.NDArray[np.int64]
-    distances: npt.NDArray[np.float32]
-    work: list[int]
+Floats: TypeAlias = npt.NDArray[np.float32]
+Ints: TypeAlias = npt.NDArray[np.int64]
 
 
 class PlainSearch(NamedTuple):
@@ -57,10 +44,11 @@ class PlainSearch(NamedTuple):
     @classmethod
     def of(cls, snapshot: IndexSnapshot, reader: Reader, options: SearchOptions) -> Self | None:
         """Return the way of a plain search; None where it takes more than that call."""
-        key = "plain", options.k, options.recall
-        if key not in snapshot.plans:
-            keep_plan(snapshot.plans, key, cls._made(snapshot, reader, options))
-        found: Self | None = snapshot.plans[key]
+        key = "plain", int(options.k), None if options.recall is None else float(options.recall)
+        found: Self | Literal[False] | None = snapshot.plans.get(key, False)
+        if found is False:  # not tried yet
+            found = cls._made(snapshot, reader, options)
+            keep_plan(snapshot.plans, key, found)
         return found
 
     @classmethod
@@ -76,8 +64,12 @@ class PlainSearch(NamedTuple):
         other, kept = np.zeros((1, snapshot.space.dimension), np.float32), search.candidate_limits(k, plan.effort)
         return cls(k, plan, state, search.request(other, k, plan.effort, NO_LIMITS, None, kept))
 
-    def nearest(self, snapshot: IndexSnapshot, reader: Reader, query: npt.NDArray[np.float32]) -> Nearest | None:
-        """Return the nearest of a query ``[1, d]``; None where it has more candidates than there is room for."""
+    def nearest(self, snapshot: IndexSnapshot, reader: Reader, query: Floats) -> tuple[Ints, Floats, list[int]] | None:
+        """Return ids and distances ``[1, k]`` of the nearest of a query ``[1, d]``, and the work done.
+
+        Of the work these are the numbers of `SCAN_TALLY`, `RANK_TALLY` and `READ_TALLY`, and the candidates. None where
+        there are more of these than there is room for.
+        """
         core, numbers = reader.compiled, np.empty(_NUMBERS, np.int64)
         assert core is not None
         ids, distances = np.empty((1, self.k), np.int64), np.empty((1, self.k), np.float32)
@@ -93,4 +85,4 @@ class PlainSearch(NamedTuple):
             snapshot.space.queries(query, EVERY)  # which tells of the query
             raise
         work = numbers.tolist()
-        return None if work[_CUT_SHORT] else Nearest(ids, distances, work)
+        return None if work[_CUT_SHORT] else (ids, distances, work)

@@ -91,9 +91,9 @@ class Searcher:
             return None
         if (found := way.nearest(state, self._reader, queries)) is None:
             return None
-        stats = _stats(1, found.work, found.work[_STOPPED : _STOPPED + 1], way.plan.calibrated, "no", _NO_PAYLOAD)
-        stats["recall"] = way.plan.kept
-        return SearchResult(found.ids, found.distances, stats)
+        ids, distances, work = found
+        stats = _stats(1, work, work[_STOPPED : _STOPPED + 1], way.plan.calibrated, "no", _NO_PAYLOAD)
+        return SearchResult(ids, distances, stats | {"recall": way.plan.kept})
 
     def search_each(self, queries: Floats, options: SearchOptions, groups: Sequence[QueryGroup]) -> SearchResult:
         """Return the nearest vectors of queries ``[q, d]``, each among those of its own group, in one snapshot."""
