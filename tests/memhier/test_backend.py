@@ -86,6 +86,7 @@ WITHOUT_TWIN = {
     ("PageReader", "rank"),
     ("PageReader", "mark_rows"),
     ("PageReader", "search"),
+    ("PageReader", "search_plainly"),
     ("LRUPolicy", "__init__"),
 }
 
