@@ -853,10 +853,11 @@ class ZoomIndex(Closing):
         ----------
         compact
             Whether to :meth:`compact` as well. With None, a thread rebuilds the index beside the calls that follow once
-            additions and removals exceed three tenths of the vectors that it was built for, or a twentieth while a list
-            has grown to eight times the mean; not after :meth:`tune`, which a rebuild would undo. With False, the
-            commit keeps within `dram`: nothing is rebuilt or measured, and searches look at all lists once a tenth has
-            changed.
+            additions and removals exceed three tenths of the vectors that it was built for, and lists or codes no
+            longer fit; or a twentieth while a list has grown to eight times the mean, the vectors have doubled or
+            halved, or removed ones stay for want of DRAM. It does not after :meth:`tune`, which a rebuild would undo.
+            With False, the commit keeps within `dram`: nothing is rebuilt or measured, and searches look at all lists
+            once a tenth has changed.
 
         Warns
         -----

@@ -238,14 +238,14 @@ def test_lists_are_divided_as_they_grow(tmp_path, monkeypatch, dtype):
         assert result.stats["scanned"] < 200 * 3000
 
 
-def test_a_commit_drops_what_was_removed_once_it_is_half_of_a_part(tmp_path):
+def test_a_commit_drops_what_was_removed_once_it_is_a_quarter_of_a_part(tmp_path):
     path = tmp_path / "index"
     with ZoomIndex.build(path, make(2000), dram="4MiB") as index:
-        index.remove(np.arange(980))
+        index.remove(np.arange(480))
         index.commit(compact=False)
         assert [part["rows"] for part in stored(path).parts] == [2000]
         before = index.stats()["file_bytes"]
-        index.remove(np.arange(980, 1100))
+        index.remove(np.arange(480, 1100))
         index.commit(compact=False)
         assert [part["rows"] for part in stored(path).parts] == [900]
         assert index.stats()["file_bytes"] < 0.7 * before
@@ -291,7 +291,7 @@ def test_rows_removed_since_are_those_of_one_bitmap_alone(count):
         assert not len(same)
 
 
-def test_a_commit_makes_an_index_anew_that_has_changed_by_three_tenths(tmp_path, renewed, joined):
+def test_a_commit_makes_an_index_anew_that_no_longer_fits(tmp_path, renewed):
     """Replacing half of the vectors by others, far away, leaves recall and lists as a build would make them."""
     near, far = make(3300), make(1800, seed=1, shift=6.0)
     first, second, queries = near[:3000], far[:1500], np.concatenate([near[3000:], far[1500:]])
@@ -304,8 +304,6 @@ def test_a_commit_makes_an_index_anew_that_has_changed_by_three_tenths(tmp_path,
                 index.update(old, new)  # two changes for each
                 index.commit(compact=compact)
                 renewed(index) if compact is None else None
-            if compact is False:
-                joined(index)
             result = index.search(queries, 10, recall=0.95)
             found[compact] = float((result.distances <= true[:, None] * (1 + 1e-5)).mean())
             scanned[compact] = result.stats["scanned"]

@@ -108,7 +108,7 @@ class AuditedVectors:
         """
         if not any(part.alive_count for part in state.parts) or not self._may_tune(state):
             return False
-        measured = measure(state, self._reader, np.stack(queries), 0)
+        measured = measure(state, self._reader, np.stack(queries))
         with self._changing:
             now, before = self._searcher.state, state.calibration
             if now.calibration.efforts is not before.efforts or not self._may_tune(now) or stopped():

@@ -44,6 +44,8 @@ _NEARLY_ALL = 1 / 3  # of the lists, beyond which a query is routed to all of th
 _NARROW_LISTS, _NARROW_RECALL = 6, 0.9  # lists that half of the queries need for this recall, where gaps narrow
 _NARROW_COST = 0.875  # of the lists with the whole gap, at most
 _NARROW_SHARE, _NARROW_MOST = 0.95, 1e30  # of the queries, whose k-th distance is not too far for that; times at most
+_USUAL_K = 10  # neighbours whose cost tells of an index
+_USUAL = tuple(recall for recall in RECALLS if 0.9 <= recall <= 0.97)  # likewise, recalls
 _COVERED = 0.9995  # of the neighbours; the lists of the rest are not looked for
 _CENTROIDS = 4096  # compared at a time
 _WAVE_BYTES = 2 << 20  # of codes read at a time, where these lie on SSD
@@ -68,13 +70,14 @@ def calibrate(preview: Preview, parts: Parts, truth: NeighbourTruth, row_bytes: 
     reached: dict[int, float] = {}
     alone: dict[float, float] = {}
     clear: dict[int, list[tuple[float, float]]] = {}
+    costs: dict[int, float] = {}
     numbers = sorted({min(k, truth.neighbours) for k in NEIGHBOURS if truth.neighbours})
     if preview.coding == "pq":
         for k in numbers:
             efforts[k], reached[k] = measure.product_efforts(k)
     elif numbers:
         for k, needs in measure.needs(numbers).items():
-            efforts[k], reached[k], errors = measure.bounded_efforts(k, needs)
+            efforts[k], reached[k], errors, costs[k] = measure.bounded_efforts(k, needs)
             alone = {recall: max(eps, alone.get(recall, 0.0)) for recall, eps in errors.items()}
             if not preview.inner:
                 clear[k] = measure.clear(k, efforts[k])
@@ -90,7 +93,7 @@ def calibrate(preview: Preview, parts: Parts, truth: NeighbourTruth, row_bytes: 
         strays = Strays.none(turned, preview)
     return Calibration(
         len(truth.queries), efforts, reached, sorted(alone.items()), truth.count, clear=clear, one_way=one_way,
-        own_way=own_way, far=far, strays=strays,
+        own_way=own_way, far=far, strays=strays, cost=costs.get(_USUAL_K, 0.0),
     )  # fmt: skip
 
 
@@ -146,25 +149,32 @@ class _Measure:
 
     def bounded_efforts(
         self, k: int, needs: Needs
-    ) -> tuple[list[tuple[float, Effort, float]], float, dict[float, float]]:
-        """Return the efforts for codes with bounds, the highest recall measured, and the errors of rows read alone."""
+    ) -> tuple[list[tuple[float, Effort, float]], float, dict[float, float], float]:
+        """Return the efforts for codes with bounds, the highest recall measured, and the errors of rows read alone.
+
+        The last value is the cost of a query for the usual recalls, in codes scanned.
+        """
         known = self._lists[:, :k] >= 0
-        chosen, cost = self._ladder(k, needs, known, 0.0)
+        chosen, costs = self._ladder(k, needs, known, 0.0)
         usual = next((effort.least for recall, effort, _ in reversed(chosen) if recall >= _NARROW_RECALL), 0)
         if self._preview.on_ssd and not self._preview.inner and usual >= _NARROW_LISTS:
             far = needs.kth.astype(np.float64) / np.maximum(self._away[:, 0], np.finfo(np.float32).tiny)
             narrow = min(float(np.quantile(far, _NARROW_SHARE, method="lower")), _NARROW_MOST)
             others, less = self._ladder(k, needs, known, narrow)
             # Queries unlike those measured lose neighbours by it: not for little.
-            chosen = others if len(others) == len(chosen) and less < _NARROW_COST * cost else chosen
+            if len(others) == len(chosen) and sum(less) < _NARROW_COST * sum(costs):
+                chosen, costs = others, less
         widest = Effort(self._probes.shape[1], eps=float(EPS[-1]))
         best = _mean_share(needs.widths < len(EPS), known)
-        return chosen[::-1] or [(0.0, widest, float(_LIMIT))], best, _errors_alone(needs.alone, known)
+        steps = zip(chosen, costs, strict=True)
+        usual_costs = [cost + _READ_COST * pages for (recall, _, pages), cost in steps if recall in _USUAL]
+        cost = float(np.mean(usual_costs)) if usual_costs else 0.0
+        return chosen[::-1] or [(0.0, widest, float(_LIMIT))], best, _errors_alone(needs.alone, known), cost
 
     def _ladder(
         self, k: int, needs: Needs, known: npt.NDArray[np.bool_], narrow: float
-    ) -> tuple[list[tuple[float, Effort, float]], float]:
-        """Return the efforts for codes with bounds, by descending recall, and the cost of their lists in all."""
+    ) -> tuple[list[tuple[float, Effort, float]], list[float]]:
+        """Return the efforts for codes with bounds, by descending recall, and the costs of their lists."""
         self._rungs = self._rungs_of(k, needs.kth, narrow)
         chosen: list[tuple[float, Effort, float]] = []
         within: tuple[Effort, float] | None = None
@@ -176,8 +186,8 @@ class _Measure:
         # With equal routing, a query that needs more lists scans none of them twice for a lower recall.
         routed = max((effort.nprobe for _, effort, _ in chosen), default=0)
         costs = {(rung.effort.least, rung.effort.gap): rung.cost for rung in self._rungs}
-        cost = sum(costs[effort.least, effort.gap] for _, effort, _ in chosen)
-        return [(recall, replace(effort, nprobe=routed), pages) for recall, effort, pages in chosen], cost
+        of_lists = [costs[effort.least, effort.gap] for _, effort, _ in chosen]
+        return [(recall, replace(effort, nprobe=routed), pages) for recall, effort, pages in chosen], of_lists
 
     def clear(self, k: int, steps: Steps) -> list[tuple[float, float]]:
         """Return by recall the squared distance of lists that hardly hold one of the `k` nearest under a filter.

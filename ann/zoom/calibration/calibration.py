@@ -22,7 +22,8 @@ TARGET = 0.99  # the default recall of a search
 RECALLS = (0.5, 0.7, 0.8, 0.85, 0.9, 0.92, 0.94, 0.95, 0.96, 0.97, 0.98, 0.985, 0.99, 0.995, 0.998)
 NEIGHBOURS = (1, 10, 100)
 _CHANGES = 0.1  # of the vectors, beyond which a calibration may no longer hold
-_WORN = 0.3  # of the vectors, beyond which lists no longer fit their vectors; a vector replaced is two changes
+_WORN = 0.3  # of the vectors, beyond which lists may no longer fit their vectors; a vector replaced is two changes
+_DEARER = 1.5  # times the cost measured when lists and codes were made, beyond which these no longer fit
 _MEASURED = 0.05  # of the vectors, beyond which a calibration is worth making anew, where there are as many as
 _MEASURED_LEAST = 1024  # these
 _STRANGE = 0.05  # likewise, of vectors far from their centroids
@@ -38,7 +39,9 @@ _CHANCE = 0.35  # standard errors that codes of added vectors may err one way be
 _OWN_BEYOND = 1.75  # times the error of a code along its own vector that hardly one exceeds, from which it may be odd
 _STORED = tuple(each.name for each in fields(Effort))[:7]  # without those of filters
 # Stored where there is any, and where it is known.
-_MOSTLY_NONE = ("clear", "strayed", "strange", "overstated", "earlier", "made_for", "bounds_missed")
+_MOSTLY_NONE = (
+    "clear", "strayed", "strange", "overstated", "earlier", "made_for", "bounds_missed", "cost", "first_cost",
+)  # fmt: skip
 _MOSTLY_KNOWN = ("one_way", "own_way", "far")
 # Times the loss allowed under a filter, for candidates that are hardly neighbours. The k-th distance is taken as too
 # large, so their odds are stated high, and less is lost.
@@ -71,6 +74,11 @@ class Calibration:
         The number of vectors that lists and codes were made for; 0 for those measured.
     bounds_missed
         Whether, since then, bounds have missed too many neighbours (:attr:`bounds_hold`).
+    cost
+        Of a query for some ten neighbours, in codes scanned, as calibration weighs lists and pages; 0 where it is not
+        known.
+    first_cost
+        The one measured when lists and codes were made, where efforts were measured anew since.
     tuned
         Whether the queries were the user's, so that a rebuild would lose the calibration.
     tried
@@ -114,6 +122,8 @@ class Calibration:
     earlier: int = 0
     made_for: int = 0
     bounds_missed: bool = False
+    cost: float = 0.0
+    first_cost: float = 0.0
 
     @property
     def all_changes(self) -> int:
@@ -128,12 +138,23 @@ class Calibration:
 
     @property
     def worn(self) -> bool:
-        """Whether so much has changed since that the index is worth making anew; never after tuning."""
+        """Whether the index is worth making anew, as much has changed and it no longer fits; never after tuning."""
         return not self.tuned and self._outgrown
 
     @property
     def _outgrown(self) -> bool:
-        return self.all_changes > _WORN * (self.made_for or self.vectors)
+        return self.all_changes > _WORN * self.made_of and not self._fits
+
+    @property
+    def made_of(self) -> int:
+        """The number of vectors that lists and codes were made for."""
+        return self.made_for or self.vectors
+
+    @property
+    def _fits(self) -> bool:
+        """Whether lists and codes serve as well as at first, by all that was measured of the vectors since."""
+        err_one_way = self.strayed > 0 or self.overstated or self.bounds_missed or self._rough > _ROUGHEST
+        return self.lists_fit and not err_one_way and 0 < self.cost <= _DEARER * self.first_cost
 
     @property
     def lists_fit(self) -> bool:
@@ -153,7 +174,11 @@ class Calibration:
         """
         rough = self._rough
         one_way = rough > _ROUGH and (self._outgrown or (rough > _ROUGHER and not self.lists_fit))
-        return min(self.reached.values()) >= SHORT and not one_way and not self.bounds_missed
+        return not self._missed and not one_way
+
+    @property
+    def _missed(self) -> bool:
+        return self.bounds_missed or min(self.reached.values()) < SHORT
 
     @property
     def _rough(self) -> float:
@@ -192,8 +217,8 @@ class Calibration:
         return replace(
             found, changes=self.changes - before.changes, strange=max(0.0, self.strange - before.strange),
             earlier=self.earlier + before.changes, one_way=self.one_way, own_way=self.own_way, strayed=self.strayed,
-            overstated=self.overstated, strays=self.strays, tuned=self.tuned, made_for=self.made_for or self.vectors,
-            bounds_missed=not self.bounds_hold,
+            overstated=self.overstated, strays=self.strays, tuned=self.tuned, made_for=self.made_of,
+            bounds_missed=self._missed, first_cost=self.first_cost or self.cost,
         )  # fmt: skip
 
     def written(self, some: Floats, preview: Preview, count: int, own: float) -> Self:

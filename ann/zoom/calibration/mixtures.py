@@ -90,6 +90,7 @@ def stricter(one: Calibration, other: Calibration) -> Calibration:
         clear={k: _farther(one.clear[k], other.clear[k]) for k in one.clear.keys() & other.clear.keys()},
         far=min((each.far for each in (one, other) if each.far is not None), default=None),
         alone=[(some[0], max(some[1], more[1])) for some, more in zip(one.alone, other.alone, strict=False)],
+        cost=max(one.cost, other.cost),
     )
 
 

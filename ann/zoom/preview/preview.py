@@ -43,6 +43,7 @@ BOOK_ROWS_MOST = 16384  # of the sample, that a code book is learned from, at mo
 _HALF_LOSS = 2**-12  # of a number in half precision
 _ROUTED_MORE = 8  # times the lists of an effort, where codes lie on SSD
 _LIFTED = 2  # coordinates of the router of inner products beside those of the vectors
+_ODD = np.uint64(0x9E3779B97F4A7C15)  # spreads numbers over 64 bits (Fibonacci hashing, Knuth, vol. 3, 6.4)
 _BEFORE = -1e6  # a gap less than any
 _SURE = 3.8  # standard deviations of a residual along a line, that hardly a vector exceeds, of heavy tails either
 _FAR = 64.0  # norm of a query relative to that of centroids: half precision then costs inner products least
@@ -172,6 +173,20 @@ class Preview:
         lifted[:, -_LIFTED] = np.median(centroids[:, -_LIFTED])
         lifted[:, -1] = np.sqrt(np.maximum(norm - np.einsum("ij,ij->i", lifted, lifted), 0))
         return self.router.route(lifted, routed)[:, 0]
+
+    def deal_out(self, lists: npt.NDArray[np.integer[Any]], numbers: Ints) -> None:
+        """Deal vectors whose centroid several lists have out among these, in place: such a list was too long for one.
+
+        Parameters
+        ----------
+        lists
+            ``[n]``: the list of each vector.
+        numbers
+            int64 ``[n]``: a number of each vector, such as its id, which decides.
+        """
+        for group in self.router.copies(self.router.centroids.shape[1] - _LIFTED * self.inner):
+            rows = np.flatnonzero(np.isin(lists, group))
+            lists[rows] = group[(numbers[rows].astype(np.uint64) * _ODD >> np.uint64(32)) % np.uint64(len(group))]
 
     def aims(self, turned: Floats) -> Floats:
         """Return points of the router's space ``[q, d]``: the nearer a centroid, the sooner a query scans its list."""

@@ -74,12 +74,14 @@ _CODED_BYTES = 28  # of a vector on its way to its part, beside its code and a c
 _UPDATED_BYTES = 512  # of a vector whose attributes change, while its values are Python's
 _UPDATED_LEAST = 32  # of these at a time, as each time passes over all ids
 _BUFFER_SHARE, _BUFFER_MOST = 1 / 256, 1 << 20  # of the budget, for the write buffer of each segment
-_FEW_ROWS, _ROWS_TIMES = 1024, 2  # that a commit writes anew, or as many times the rows that waited
+_FEW_ROWS, _ROWS_TIMES = 1024, 2  # that a commit writes anew, or as many times those added since the last one
 _ROUNDS = 4  # of coding newer parts for a renewal, before a commit takes ever more of them
 _JOIN_BYTES = 256 << 10  # of the reader and the buffers of a join
 _FIRST_TRAINED = 256  # vectors, from which on an index that was built without any is made anew
 _LONG = 2 * LONGEST  # times the mean: how long a list may grow
 _LONG_CHANGES = 0.05  # of the vectors, before a long list is worth a compaction
+_GROWN = 2  # times the vectors that lists were made for, or that part of them
+_REMOVED = 0.13  # of the rows, as after three tenths of changes that replace vectors
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 
@@ -288,9 +290,9 @@ class IndexWriter:
         changed that they no longer fit, begin to do so beside the commits that follow.
         """
         with self._all_or_nothing(state):
-            rows = len(state.fresh.ids)
             state = self._spill(state)
-            if compact or (compact is None and not state.count and outgrown(state)):
+            rows = sum(int(entry["rows"]) for entry in self.about.pending)
+            if compact or (compact is None and not state.count and self._is_outgrown(state)):
                 self._renewals.stop()
                 return self._renew(state) if state.count else self._rewrite(state, 0)
             following = self._commit_made(state, max(_FEW_ROWS, _ROWS_TIMES * rows), compact)
@@ -577,7 +579,10 @@ class IndexWriter:
 
     def _is_due(self, state: IndexSnapshot) -> bool:
         trained = state.calibration.vectors > 0 or state.count >= _FIRST_TRAINED
-        return trained and state.count > 0 and outgrown(state)
+        return trained and state.count > 0 and self._is_outgrown(state)
+
+    def _is_outgrown(self, state: IndexSnapshot) -> bool:
+        return outgrown(state, self.about.dram - self._planned(state))
 
     def _is_untrained(self, state: IndexSnapshot) -> bool:
         return not self.about.trained_on and not state.parts
@@ -903,9 +908,16 @@ def _in_place(parts: Sequence[IndexPart], made: Made | None) -> list[IndexPart |
     return [*parts[:first], made, *parts[first + len(made.replaced) :]]
 
 
-def outgrown(state: IndexSnapshot) -> bool:
-    """Return whether so much has changed, or a list grown so long, that the index is worth making anew."""
-    calibration = state.calibration
-    if calibration.worn or calibration.tuned or calibration.all_changes <= _LONG_CHANGES * calibration.vectors:
+def outgrown(state: IndexSnapshot, room: int) -> bool:
+    """Return whether the index is worth making anew, with so many bytes of DRAM left in its budget.
+
+    That is so once much has changed and lists or codes no longer fit, or there are too many vectors or too few for the
+    lists; or where removed rows stay, as there is no room to join their part; or once a list has grown too long.
+    """
+    calibration, made_of = state.calibration, state.calibration.made_of
+    if calibration.worn or calibration.tuned or calibration.all_changes <= _LONG_CHANGES * made_of:
         return calibration.worn
-    return state.longest_list > _LONG
+    few_or_many = not made_of <= _GROWN * state.count <= _GROWN**2 * made_of
+    rows, alive = sum(map(len, state.parts)), sum(part.alive_count for part in state.parts)
+    stay = rows - alive > _REMOVED * rows and merged_bytes(state.parts, state.preview, True) > room
+    return few_or_many or stay or state.longest_list > _LONG

@@ -51,6 +51,7 @@ _FEWEST_ROWS = 16
 _ID_ROWS = 1 << 16  # whose ids are read at a time
 WRITTEN_BYTES = 64  # of a row of an attribute that is being written
 _JOIN = 2  # a part is joined with those after it once they hold half as many rows
+_ALIVE = 0.75  # of its rows, below which it is
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -152,8 +153,8 @@ def first_to_join(
 ) -> int:
     """Return the part, from number `earliest` on, from which on all are joined.
 
-    Joins make sizes fall by a factor from part to part, and leave no part with more removed rows than others. They go
-    as far as there is room for the new part beside the old ones, which searches use until it is there.
+    Joins make sizes fall by a factor from part to part, and leave no part of which a quarter is removed. They go as far
+    as there is room for the new part beside the old ones, which searches use until it is there.
 
     Parameters
     ----------
@@ -169,7 +170,7 @@ def first_to_join(
         part = parts[number]
         if most is not None and sum([each.alive_count for each in parts[number:]]) > most:
             break
-        if (rows and len(part) <= _JOIN * rows) or 2 * part.alive_count < len(part):
+        if (rows and len(part) <= _JOIN * rows) or part.alive_count < _ALIVE * len(part):
             free = room() if free is None else free
             if merged_bytes(parts[number:], preview, with_rows) > free:
                 break

@@ -73,6 +73,7 @@ def code_vectors(
     for start in range(0, count, step):
         turned = preview.turn(space.vectors(source.take(np.arange(start, min(start + step, count)))))
         lists[start : start + step] = preview.nearest_lists(turned, routed)
+    preview.deal_out(lists, np.asarray(ids))
     starts = np.concatenate([[0], np.cumsum(np.bincount(lists, minlength=preview.lists))]).astype(np.int64)
     order = np.argsort(lists, kind="stable")
     codes, numbers = np.empty((count, preview.book.code_bytes), np.uint8), np.empty((2, count), np.uint16)

@@ -7,14 +7,13 @@ import numpy as np
 import numpy.typing as npt
 
 from memhier.ann.zoom.calibration.calibration import TARGET, Calibration
-from memhier.ann.zoom.calibration.mixtures import calibrate_kinds, play_queries
+from memhier.ann.zoom.calibration.mixtures import calibrate_kinds
 from memhier.ann.zoom.calibration.truth import QUERIES, NeighbourTruth
 from memhier.ann.zoom.pauses import pause
-from memhier.ann.zoom.preview.scan_arguments import positions_of
 from memhier.ann.zoom.renewal.merge import alive_blocks
 from memhier.ann.zoom.renewal.trials import try_efforts
 from memhier.ann.zoom.search.search import Search, Selection, candidate_limit
-from memhier.ann.zoom.storage.part import IndexPart, gather
+from memhier.ann.zoom.storage.part import gather
 from memhier.ann.zoom.storage.snapshot import IndexSnapshot
 from memhier.io.page_file import PAGE_BYTES
 from memhier.io.reader import Reader
@@ -42,29 +41,22 @@ def tune_snapshot(state: IndexSnapshot, reader: Reader, queries: Floats, spare: 
         raise ValueError("no vector of the index is on SSD, so there is nothing to tune: add vectors and commit first")
     cold = replace(state, hot=HotPages.none())
     chosen = np.sort(np.random.default_rng(0).permutation(len(queries))[:QUERIES])
-    calibration = replace(measure(cold, reader, queries[chosen], 0), tuned=True)
+    calibration = replace(measure(cold, reader, queries[chosen]), tuned=True)
     cold = replace(cold, calibration=calibration)
     pages = _choose_pages(cold, reader, queries, (spare + state.hot.memory_bytes) // _ENTRY_BYTES)
     return replace(cold, hot=HotPages.load(reader, pages))
 
 
-def measure(state: IndexSnapshot, reader: Reader, queries: Floats | None, seed: int) -> Calibration:
-    """Return the calibration for queries ``[q, d]``, which are searched for; for vectors of the index where None."""
-    count = sum(part.alive_count for part in state.parts)
-    if queries is None:
-        own = _sample(state.parts, seed)
-        truth = play_queries(state.space, state.vectors_at(own, reader).astype(np.float32), own, count, seed)
-    else:
-        lengths = state.space.lengths(queries) if state.preview.inner else None
-        truth = NeighbourTruth(state.space.queries(queries), np.full(len(queries), -1), count, lengths)
+def measure(state: IndexSnapshot, reader: Reader, queries: Floats) -> Calibration:
+    """Return the calibration for queries ``[q, d]``, which are searched for."""
+    count, before = sum(part.alive_count for part in state.parts), state.calibration
+    lengths = state.space.lengths(queries) if state.preview.inner else None
+    truth = NeighbourTruth(state.space.queries(queries), np.full(len(queries), -1), count, lengths)
     for positions, vectors in alive_blocks(state.parts, state.dtype, reader):
         pause()
         truth.add(positions, state.space.vectors(vectors))
     truth.finish()
     found = calibrate_kinds(state.preview, state.findable.coded, truth, state.row_bytes)
-    if queries is None:
-        return found
-    before = state.calibration
     found = before.measured_anew(replace(found, far=before.far), before)
     if state.preview.coding == "pq":
         return found
@@ -99,11 +91,3 @@ def _pages_of(state: IndexSnapshot, reader: Reader, queries: Floats) -> Ints:
         files, offsets, _ = gather(state.parts, read)
         keys.append(np.unique(page_keys(files, offsets // PAGE_BYTES)))
     return np.concatenate(keys) if keys else np.empty(0, np.int64)
-
-
-def _sample(parts: tuple[IndexPart, ...], seed: int) -> Ints:
-    """Return the positions of vectors that play queries, ascending."""
-    alive = [
-        positions_of(number, np.flatnonzero(part.is_alive(np.arange(len(part))))) for number, part in enumerate(parts)
-    ]
-    return np.sort(np.random.default_rng([seed, 1]).permutation(np.concatenate(alive))[:QUERIES])

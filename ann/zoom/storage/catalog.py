@@ -108,6 +108,8 @@ _CHECK = record(
             "earlier": integer(),
             "made_for": integer(),
             "bounds_missed": boolean,
+            "cost": real(0),
+            "first_cost": real(0),
             "narrow": mapping(real(0), _BY_K),
             "strays": record({"rim": real(0), "lists": mapping(row(real(0), real(0), text(r"([0-9a-f]{2})*")), _LIST)}),
         }),

@@ -15,7 +15,7 @@ from memhier.ann.threads import one_thread
 from memhier.ann.zoom.pauses import pause
 from memhier.ann.zoom.preview.routing.list_graph import DEGREE, LAYER, NONE, ListGraph
 
-__all__ = ["link_lists"]
+__all__ = ["first_of_copies", "link_lists"]
 
 _NEAR = 48  # candidates for the links of a list
 _VISITED = 8  # lists of like centroids that are searched
@@ -41,7 +41,7 @@ def link_lists(centroids: Halves, degree: int = DEGREE) -> Links:
     centroids
         float16 ``[lists, d]``.
     """
-    first = _first_of_copies(centroids)
+    first = first_of_copies(centroids)
     nodes = np.flatnonzero(first == np.arange(len(first)))
     rows = centroids[nodes].astype(np.float32)
     near = _link_layers(rows, degree)
@@ -52,9 +52,10 @@ def link_lists(centroids: Halves, degree: int = DEGREE) -> Links:
     return links
 
 
-def _first_of_copies(centroids: Halves) -> Ints:
+def first_of_copies(centroids: Halves) -> Ints:
     """Return for each list the first with the same centroid."""
-    raw = centroids.view(np.dtype((np.void, centroids[0].nbytes)))[:, 0]
+    rows = np.ascontiguousarray(centroids)
+    raw = rows.view(np.dtype((np.void, rows[0].nbytes)))[:, 0]
     _, first, group = np.unique(raw, return_index=True, return_inverse=True)
     return np.asarray(first[group], np.int64)
 

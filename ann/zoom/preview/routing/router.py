@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memhier import backend
-from memhier.ann.zoom.preview.routing.linking import link_lists
+from memhier.ann.zoom.preview.routing.linking import first_of_copies, link_lists
 from memhier.ann.zoom.preview.routing.list_graph import DEGREE, ListGraph, link_bytes
 from memhier.errors import CorruptionError
 
@@ -71,6 +71,7 @@ class Router:
     def __init__(self, centroids: Halves, graph: ListGraph | None) -> None:
         self.centroids = centroids
         self._graph = graph
+        self._copies: list[Ints] | None = None
 
     @classmethod
     def build(cls, centroids: Floats) -> Self:
@@ -106,6 +107,15 @@ class Router:
     def memory_bytes(self) -> int:
         """DRAM held, in bytes."""
         return self.centroids.nbytes + (0 if self._graph is None else self._graph.memory_bytes)
+
+    def copies(self, axes: int) -> list[Ints]:
+        """Return the lists of each centroid that several have, ascending; the first `axes` coordinates count."""
+        if self._copies is None:
+            first = first_of_copies(self.centroids[:, :axes])
+            order = np.argsort(first, kind="stable")
+            groups = np.split(order, np.flatnonzero(np.diff(first[order])) + 1)
+            self._copies = [group for group in groups if len(group) > 1]
+        return self._copies
 
     def cost(self, nprobe: int) -> float:
         """Return the cost of finding so many lists, in codes scanned."""
