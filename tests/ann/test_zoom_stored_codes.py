@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -237,8 +238,15 @@ def test_borders_count_for_usual_searches_of_many_lists_alone(
             assert _overlap(index.search(queries, 10, recall=recall).ids, wanted) >= recall - 0.015
             assert _overlap(index.search(middles, 10, recall=recall).ids, between) >= recall - 0.025
     with Store.open(tmp_path / "index", kind=KIND) as store:
+        raw = json.loads(store.get("index"))
         found = Description.decode(store.get("index"), store.path).calibration
     assert Calibration.from_json(json.loads(json.dumps(found.to_json()))) == found
+    for steps in raw["calibration"]["efforts"].values():  # of an earlier version
+        for _, values, _ in steps:
+            del values[7:]
+    raw["calibration"]["narrow"] = {"10": 1.0}
+    earlier = Description.decode(json.dumps(raw).encode(), tmp_path).calibration
+    assert earlier.effort(10, 0.9)[0] == replace(found.effort(10, 0.9)[0], border=0.0)
     effort, known = found.effort(10, 0.9)
     assert known
     assert 0 < effort.border < 10 if count else effort.border == 0
