@@ -144,13 +144,13 @@ def sequence(each: Check, least: int = 0, most: int = INT64_MAX) -> Check:
     return check
 
 
-def row(*checks: Check) -> Check:
-    """A list of as many values as there are descriptions."""
+def row(*checks: Check, without: int = 0) -> Check:
+    """A list of as many values as there are descriptions, or without as many of the last."""
 
     def check(value: Any) -> None:
-        if type(value) is not list or len(value) != len(checks):
+        if type(value) is not list or not len(checks) - without <= len(value) <= len(checks):
             raise Refused(f"a list of {len(checks)} values", value)
-        for index, (each, entry) in enumerate(zip(checks, value, strict=True)):
+        for index, (each, entry) in enumerate(zip(checks, value, strict=False)):
             _at(f"[{index}]", each, entry)
 
     return check

@@ -16,7 +16,7 @@ from memhier import backend
 from memhier.ann.zoom.filters.bitmaps import pack
 from memhier.ann.zoom.preview.blocks import BLOCK_ROWS, codes_of, interleave
 from memhier.ann.zoom.preview.codes import WIDTHS, train_codes
-from memhier.ann.zoom.preview.scan_arguments import CodedPart
+from memhier.ann.zoom.preview.scan_arguments import BORDERS, CodedPart, beyond_borders
 from tests.ann.coded_lists import Lists
 
 Floats = npt.NDArray[np.float32]
@@ -36,7 +36,7 @@ SHAPES = [(1, 1), (3, 2), (8, 1), (97, 30), (128, 16), (128, 64), (128, 128), (6
         {"least": 2, "gap": 0.05},
         {"least": 0, "gap": 0.3},
         {"least": 1, "gap": 0.0, "clear": 1.2},
-        {"least": 1, "gap": 0.6, "narrow": 1.0},
+        {"gap": 0.6, "border": 0.3},
     ],
 )
 @pytest.mark.parametrize("instructions", [0, 1, 2])
@@ -245,22 +245,31 @@ def test_a_scan_ends_at_the_first_list_that_lies_too_far_beyond() -> None:
 
 
 @pytest.mark.parametrize("compiled", [pytest.param(True, marks=needs_core), False])
-def test_a_narrow_gap_ends_a_scan_of_many_lists_unless_the_rows_wanted_are_far(
-    compiled: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_scan_passes_over_lists_beyond_their_borders(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not compiled:
         monkeypatch.setattr(backend, "core", None)
     lists = Lists(16, 16, 3000, lists=80, queries=30)
-    whole, half, narrow, far = (
-        lists.scan(least=2, gap=gap, narrow=times).tally["probed"]
-        for gap, times in ((0.8, 0.0), (0.4, 0.0), (0.8, 1e6), (0.8, 1e-6))
-    )
-    assert (far == whole).all()
-    assert (narrow >= half).all()
-    assert (narrow <= whole).all()
-    few = whole <= 4
-    assert (narrow[few] == whole[few]).all()
-    assert narrow.sum() < whole.sum()
+    whole = lists.scan(gap=0.8).tally["probed"]
+    every, most, few, none = (lists.scan(gap=0.8, border=border).tally["probed"] for border in (1e9, 0.5, 0.2, 1e-9))
+    assert (every == whole).all()
+    assert (most <= every).all()
+    assert (few <= most).all()
+    assert 30 <= none.sum() < few.sum() < most.sum() < every.sum()
+
+
+def test_lists_lie_beyond_the_planes_halfway_to_nearer_ones() -> None:
+    random = np.random.default_rng(0)
+    query, centroids = random.normal(size=6), random.normal(size=(BORDERS + 9, 6))
+    centroids = centroids[np.square(query - centroids).sum(axis=1).argsort()]
+    wanted = np.zeros(len(centroids))
+    for number, centroid in enumerate(centroids):
+        for near in centroids[: min(number, BORDERS)]:
+            along = (centroid - near) / np.linalg.norm(centroid - near)
+            wanted[number] += ((centroid + near) / 2 @ along - query @ along) ** 2
+    residuals = (query - centroids).astype(np.float32)
+    np.testing.assert_allclose(beyond_borders(residuals, residuals[:BORDERS]), wanted, rtol=1e-3, atol=1e-5)
+    copies = np.repeat(residuals[:1], 3, axis=0)
+    assert beyond_borders(copies, copies).tolist() == [0, 0, 0]
 
 
 @pytest.mark.parametrize("kind", ["zeros", "constant", "huge", "tiny", "one_far"])

@@ -27,7 +27,7 @@ LIMITS: list[dict[str, Any]] = [
     {"least": 2, "gap": 0.05},
     {"gap": 0.3},
     {"least": 1, "gap": 0.0, "clear": 1.2},
-    {"least": 1, "gap": 0.6, "narrow": 1.0},
+    {"gap": 0.6, "border": 0.3},
 ]
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -221,16 +222,14 @@ def test_a_lower_recall_reads_fewer_pages_of_codes_where_queries_differ_in_diffi
     assert pages[0.9] < 0.7 * pages[0.99]
 
 
-@pytest.mark.parametrize("narrows", [False, True])
-def test_the_gap_narrows_for_usual_searches_alone_and_not_for_little(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, narrows: bool
+@pytest.mark.parametrize("count", [False, True])
+def test_borders_count_for_usual_searches_of_many_lists_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: bool
 ) -> None:
-    if narrows:  # though few vectors, of one kind, save little
-        monkeypatch.setattr("memhier.ann.zoom.calibration.calibrate._NARROW_COST", 2.0)
+    monkeypatch.setattr("memhier.ann.zoom.calibration.calibrate._BORDER_LISTS", 1 if count else _COUNT)
     random = np.random.default_rng(0)
     vectors, queries, others = (
-        (random.normal(size=(count, 32)) * np.exp(-np.arange(32) / 6)).astype(np.float32)
-        for count in (_COUNT, 200, 100)
+        (random.normal(size=(size, 32)) * np.exp(-np.arange(32) / 6)).astype(np.float32) for size in (_COUNT, 200, 100)
     )
     middles = (others[:50] + others[50:]) / 2
     wanted, between = _exact(vectors, queries, 10), _exact(vectors, middles, 10)
@@ -239,12 +238,19 @@ def test_the_gap_narrows_for_usual_searches_alone_and_not_for_little(
             assert _overlap(index.search(queries, 10, recall=recall).ids, wanted) >= recall - 0.015
             assert _overlap(index.search(middles, 10, recall=recall).ids, between) >= recall - 0.025
     with Store.open(tmp_path / "index", kind=KIND) as store:
+        raw = json.loads(store.get("index"))
         found = Description.decode(store.get("index"), store.path).calibration
     assert Calibration.from_json(json.loads(json.dumps(found.to_json()))) == found
+    for steps in raw["calibration"]["efforts"].values():  # of an earlier version
+        for _, values, _ in steps:
+            del values[7:]
+    raw["calibration"]["narrow"] = {"10": 1.0}
+    earlier = Description.decode(json.dumps(raw).encode(), tmp_path).calibration
+    assert earlier.effort(10, 0.9)[0] == replace(found.effort(10, 0.9)[0], border=0.0)
     effort, known = found.effort(10, 0.9)
     assert known
-    assert 0 < effort.narrow < 10 if narrows else effort.narrow == 0
-    assert found.filtered(10, 0.9, 10)[0].narrow == 0
-    assert found.of_radius(effort, 0.9).narrow == 0
-    assert found.effort(200, 0.9)[0].narrow == 0  # beyond those measured
-    assert found.changed(_COUNT // 5).effort(10, 0.9)[0].narrow == 0
+    assert 0 < effort.border < 10 if count else effort.border == 0
+    assert found.filtered(10, 0.9, 10)[0].border == 0
+    assert found.of_radius(effort, 0.9).border == 0
+    assert found.effort(200, 0.9)[0].border == 0  # beyond those measured
+    assert found.changed(_COUNT // 5).effort(10, 0.9)[0].border == 0

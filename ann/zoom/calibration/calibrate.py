@@ -13,6 +13,8 @@ lists. No part of the effort for a recall exceeds that for a higher one, so a hi
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from operator import gt
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -24,8 +26,8 @@ from memhier.ann.zoom.calibration.needs import EPS, Needs, lists_of, measure_nee
 from memhier.ann.zoom.calibration.strays import Strays
 from memhier.ann.zoom.calibration.truth import NeighbourTruth
 from memhier.ann.zoom.pauses import pause
-from memhier.ann.zoom.preview.preview import Effort, Preview
-from memhier.ann.zoom.preview.scan_arguments import CodedPart, share_of_gap
+from memhier.ann.zoom.preview.preview import BORDER_GAP, Effort, Preview
+from memhier.ann.zoom.preview.scan_arguments import BORDERS, CodedPart, beyond_borders
 from memhier.ann.zoom.preview.stored_codes import block_bytes, pages_of_lists
 from memhier.ann.zoom.preview.stored_scan import Parts, StoredPart
 from memhier.rows.ranking import page_rows_of
@@ -41,9 +43,7 @@ _LIMIT = 512  # likewise, at least
 _NEAR = (0.03, 0.06, 0.1, 0.2, 0.35, 0.6)  # of the gap at the fewest lists
 _LEAST_LISTS, _FIRST_PROBES, _MOST_PROBES = 2, 8, 2048
 _NEARLY_ALL = 1 / 3  # of the lists, beyond which a query is routed to all of them at first
-_NARROW_LISTS, _NARROW_RECALL = 6, 0.9  # lists that half of the queries need for this recall, where gaps narrow
-_NARROW_COST = 0.875  # of the lists with the whole gap, at most
-_NARROW_SHARE, _NARROW_MOST = 0.95, 1e30  # of the queries, whose k-th distance is not too far for that; times at most
+_BORDER_LISTS, _BORDER_RECALL = 6, 0.9  # lists that half of the queries need for this recall, where borders count
 _USUAL_K = 10  # neighbours whose cost tells of an index
 _USUAL = tuple(recall for recall in RECALLS if 0.9 <= recall <= 0.97)  # likewise, recalls
 _COVERED = 0.9995  # of the neighbours; the lists of the rest are not looked for
@@ -134,6 +134,13 @@ class _Measure:
             away[part] = preview.remoteness(self._turned[part], self._probes[part])
         self._away = np.where(present, away, np.inf)
 
+    @cached_property
+    def _beyond(self) -> Floats:
+        """How far queries lie beyond the borders of their lists, squared ``[q, p]``."""
+        pairs = zip(self._turned, self._probes, strict=True)
+        residuals = (query - self._preview.centroids_of(lists) for query, lists in pairs)
+        return np.stack([beyond_borders(each, each[:BORDERS]) for each in residuals])
+
     def needs(self, numbers: Sequence[int]) -> dict[int, Needs]:
         """Return the needs by number of neighbours; looks at more candidates where some are far behind others."""
         preview, truth, most = self._preview, self._truth, numbers[-1]
@@ -155,15 +162,11 @@ class _Measure:
         The last value is the cost of a query for the usual recalls, in codes scanned.
         """
         known = self._lists[:, :k] >= 0
-        chosen, costs = self._ladder(k, needs, known, 0.0)
-        usual = next((effort.least for recall, effort, _ in reversed(chosen) if recall >= _NARROW_RECALL), 0)
-        if self._preview.on_ssd and not self._preview.inner and usual >= _NARROW_LISTS:
-            far = needs.kth.astype(np.float64) / np.maximum(self._away[:, 0], np.finfo(np.float32).tiny)
-            narrow = min(float(np.quantile(far, _NARROW_SHARE, method="lower")), _NARROW_MOST)
-            others, less = self._ladder(k, needs, known, narrow)
-            # Queries unlike those measured lose neighbours by it: not for little.
-            if len(others) == len(chosen) and sum(less) < _NARROW_COST * sum(costs):
-                chosen, costs = others, less
+        chosen, costs = self._ladder(k, needs, known)
+        usual = next((effort.least for recall, effort, _ in reversed(chosen) if recall >= _BORDER_RECALL), 0)
+        if self._preview.on_ssd and not self._preview.inner and usual >= _BORDER_LISTS:
+            others, less = self._ladder(k, needs, known, chosen)
+            chosen, costs = (others, less) if sum(less) < sum(costs) else (chosen, costs)
         widest = Effort(self._probes.shape[1], eps=float(EPS[-1]))
         best = _mean_share(needs.widths < len(EPS), known)
         steps = zip(chosen, costs, strict=True)
@@ -172,21 +175,30 @@ class _Measure:
         return chosen[::-1] or [(0.0, widest, float(_LIMIT))], best, _errors_alone(needs.alone, known), cost
 
     def _ladder(
-        self, k: int, needs: Needs, known: npt.NDArray[np.bool_], narrow: float
-    ) -> tuple[list[tuple[float, Effort, float]], list[float]]:
-        """Return the efforts for codes with bounds, by descending recall, and the costs of their lists."""
-        self._rungs = self._rungs_of(k, needs.kth, narrow)
-        chosen: list[tuple[float, Effort, float]] = []
+        self, k: int, needs: Needs, known: npt.NDArray[np.bool_], without: Steps | None = None
+    ) -> tuple[Steps, list[float]]:
+        """Return the efforts for codes with bounds, by descending recall, and the costs of their lists.
+
+        Borders count where there are efforts `without` them, unless these alone reach a recall.
+        """
+        gaps = self._preview.gaps(self._turned, self._probes, self._away, needs.kth)
+        self._rungs = self._rungs_of(k, gaps)
+        chosen: Steps = []
         within: tuple[Effort, float] | None = None
+        costs = {_lists_effort(rung.effort): rung.cost for rung in self._rungs}
+        tried = {recall: (effort, pages) for recall, effort, pages in without or ()}
         for recall in reversed(RECALLS):
+            if without is not None:
+                within = within or tried.get(recall)
+                self._rungs = self._border_rungs(k, gaps, needs.kth, tried[recall][0]) if recall in tried else []
+            costs |= {_lists_effort(rung.effort): rung.cost for rung in self._rungs}
             # The effort for a higher recall reaches this one, too.
             within = self._cheapest_effort(k, needs, known, recall, within) or within
             if within is not None:
                 chosen.append((recall, *within))
         # With equal routing, a query that needs more lists scans none of them twice for a lower recall.
         routed = max((effort.nprobe for _, effort, _ in chosen), default=0)
-        costs = {(rung.effort.least, rung.effort.gap): rung.cost for rung in self._rungs}
-        of_lists = [costs[effort.least, effort.gap] for _, effort, _ in chosen]
+        of_lists = [costs[_lists_effort(effort)] for _, effort, _ in chosen]
         return [(recall, replace(effort, nprobe=routed), pages) for recall, effort, pages in chosen], of_lists
 
     def clear(self, k: int, steps: Steps) -> list[tuple[float, float]]:
@@ -307,32 +319,45 @@ class _Measure:
     def _allowed(self, k: int, loss: float) -> int:
         return max(0, int((loss * (len(self._turned) + 1) - 1) * k))
 
-    def _rungs_of(self, k: int, kth: Floats, narrow: float) -> "list[_Rung]":
-        """Return steps of how far queries look, from near to far; `kth` are their k-th distances.
-
-        The gap is not to `narrow` where half of the queries need few lists, as others look into hundreds of them then.
-        """
-        most, lists = self._probes.shape[1], self._preview.lists
-        gaps = self._preview.gaps(self._turned, self._probes, self._away, kth)
-        codes = np.cumsum(self._sizes, axis=1, dtype=np.int64)
-        rank, known = self._rank[:, :k], self._lists[:, :k] >= 0
-        is_narrow = (narrow > 0) & (kth <= narrow * self._away[:, 0])[:, None]
-        rungs = []
+    def _rungs_of(self, k: int, gaps: Floats) -> "list[_Rung]":
+        """Return steps of how far queries look, from near to far; `gaps` are those of their lists."""
+        most, rungs = self._probes.shape[1], []
         for least, share in self._steps_of_lists(most):
             pause()
             # The k-th neighbour of every second query ends its search there.
             gap = share * float(np.median(gaps[:, min(least, most - 1)])) if len(gaps) else np.inf
-            beyond = gaps >= np.where(is_narrow, gap * share_of_gap(least, np.arange(most)), gap)
-            beyond[:, :least] = False
-            ends = np.where(beyond.any(axis=1), beyond.argmax(axis=1), most)
-            routed = int(ends.max(initial=least)) + 1
-            routed = routed if routed < _NEARLY_ALL * lists else lists
-            cost = float(np.take_along_axis(codes, ends[:, None] - 1, 1).sum())
-            cost += self._preview.router.cost(routed) * len(rank)
-            missed = int((known & (rank >= ends[:, None])).sum())
-            effort = Effort(routed, least=least, gap=gap, narrow=narrow)
-            rungs.append(_Rung(effort, ends, missed, cost / max(1, len(rank))))
+            scanned = self._within(gaps, least, gap)
+            rungs.append(self._rung(k, Effort(0, least=least, gap=gap), scanned, scanned))
         return rungs
+
+    def _border_rungs(self, k: int, gaps: Floats, kth: Floats, without: Effort) -> "list[_Rung]":
+        """Return the same for queries that pass over lists beyond their borders; `without` is the effort without."""
+        beyond = self._beyond / np.maximum(kth.astype(np.float64), np.finfo(np.float32).tiny)[:, None]
+        reached, ordered = self._within(gaps, 1, BORDER_GAP * without.gap), np.sort(beyond, axis=1)
+        most, rungs = self._probes.shape[1], []
+        for least, share in self._steps_of_lists(most):
+            pause()
+            border = share * float(np.median(ordered[:, min(least, most - 1)]))
+            effort = Effort(0, least=without.least, gap=without.gap, border=border)
+            rungs += [self._rung(k, effort, reached & (beyond < border), reached)] if border > 0 else []
+        return rungs
+
+    @staticmethod
+    def _within(gaps: Floats, least: int, gap: float) -> npt.NDArray[np.bool_]:
+        """Return whether a query reaches a list, bool ``[q, p]``."""
+        beyond = gaps >= gap
+        beyond[:, :least] = False
+        return ~np.logical_or.accumulate(beyond, axis=1)
+
+    def _rung(self, k: int, effort: Effort, scanned: npt.NDArray[np.bool_], reached: npt.NDArray[np.bool_]) -> "_Rung":
+        """Return the step of queries that reach some lists, and scan most or all of these."""
+        most, lists = self._probes.shape[1], self._preview.lists
+        rank, known = self._rank[:, :k], self._lists[:, :k] >= 0
+        routed = int(reached.sum(axis=1).max(initial=effort.least)) + 1
+        routed = routed if routed < _NEARLY_ALL * lists else lists
+        cost = float(self._sizes[scanned].sum(dtype=np.int64)) / max(1, len(rank)) + self._preview.router.cost(routed)
+        covered = np.take_along_axis(scanned, np.minimum(rank, most - 1), 1) & (rank < most)
+        return _Rung(replace(effort, nprobe=routed), covered, int((known & ~covered).sum()), cost)
 
     def _steps_of_lists(self, most: int) -> list[tuple[int, float]]:
         """Return the fewest lists of each step, and the share of the usual gap beyond them.
@@ -354,15 +379,15 @@ class _Measure:
         """
         allowed, best = self._allowed(k, loss), None
         for rung in self._rungs:
-            if within is not None and (rung.effort.least > within.least or rung.effort.gap > within.gap):
+            if within is not None and any(map(gt, _lists_effort(rung.effort), _lists_effort(within))):
                 break
-            if rung.missed > allowed and rung.effort.least < self._probes.shape[1]:
+            if rung.missed > allowed and (rung.effort.border or rung.effort.least < self._probes.shape[1]):
                 continue
             if best is None or rung.cost < best.cost:
                 best = rung
             elif rung.cost > _HOPELESS * best.cost:
                 break
-        return None if best is None else (best.effort, self._rank[:, :k] < best.ends[:, None], best.cost)
+        return None if best is None else (best.effort, best.covered, best.cost)
 
     def _candidate_ranks(self, k: int, effort: Effort, most: int) -> Ints:
         """Return the ranks of the true neighbours among the candidates, without the query itself."""
@@ -394,6 +419,11 @@ def _list_costs(preview: Preview, starts: Ints) -> Ints:
     return rows + _READ_COST * pages_of_lists(starts, block_bytes(preview.book.code_bytes, _ID_BYTES))
 
 
+def _lists_effort(effort: Effort) -> tuple[int, float, float]:
+    """Return the parts of an effort that tell which lists are scanned."""
+    return effort.least, effort.gap, effort.border or np.inf
+
+
 def _mean_share(found: npt.NDArray[np.bool_], known: npt.NDArray[np.bool_]) -> float:
     """Return the mean over queries of the share of their known neighbours that were found."""
     counts = known.sum(axis=1)
@@ -408,8 +438,8 @@ class _Rung:
     ----------
     effort
         The lists.
-    ends
-        ``[q]``: the number of lists at which each query ends.
+    covered
+        bool ``[q, k]``: the neighbours in lists that are scanned.
     missed
         The number of neighbours missed.
     cost
@@ -417,7 +447,7 @@ class _Rung:
     """
 
     effort: Effort
-    ends: Ints
+    covered: npt.NDArray[np.bool_]
     missed: int
     cost: float
 

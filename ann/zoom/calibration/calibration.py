@@ -37,7 +37,7 @@ _STRAYED_SOME = 1.2  # standard errors that codes err one way, beyond which no b
 _STRAYED_MUCH = 2.0  # likewise, beyond which searches are exact once many vectors have changed
 _CHANCE = 0.35  # standard errors that codes of added vectors may err one way beyond others by chance
 _OWN_BEYOND = 1.75  # times the error of a code along its own vector that hardly one exceeds, from which it may be odd
-_STORED = tuple(each.name for each in fields(Effort))[:7]  # without those of filters
+_STORED = tuple(each.name for each in fields(Effort))[:8]  # without those of filters
 # Stored where there is any, and where it is known.
 _MOSTLY_NONE = (
     "clear", "strayed", "strange", "overstated", "earlier", "made_for", "bounds_missed", "cost", "first_cost",
@@ -255,11 +255,11 @@ class Calibration:
             eps, nprobe = max(found.eps, less.eps), max(found.nprobe, less.nprobe)
             found = replace(
                 found, nprobe=nprobe, eps=eps, least=max(found.least, less.least), gap=max(found.gap, less.gap),
-                narrow=min(found.narrow, less.narrow),
+                border=max(found.border, less.border) * bool(found.border and less.border),
             )  # fmt: skip
             reached = reached and is_known
         reached = reached and not self.changed_much
-        found = replace(found, narrow=found.narrow if reached and k <= known else 0.0)
+        found = replace(found, border=found.border if reached and k <= known else 0.0)
         if self._wider or not self.lists_fit:  # no row counts on being read for another's sake
             # Unless all errors point one way, the k-th upper bound is as far above as the bounds of others are below.
             alone = self._alone(recall) * (1.0 if self._outgrown or self._wider else 0.5)
@@ -297,7 +297,7 @@ class Calibration:
         every = [self._at(each, strict)[0] for each in self.efforts if each >= min(k, max(self.efforts))]
         found = replace(
             found, eps=max(self._alone(strict), *(each.eps for each in every)) + self._wider,
-            gap=max(found.gap, *(each.gap for each in every)), most=None, narrow=0.0,
+            gap=max(found.gap, *(each.gap for each in every)), most=None, border=0.0,
             loss=_UNLIKELY * (1 - recall) * k if self.bounds_hold and not self.changed_much else 0.0,
             clear=self._clear_at(strict),
         )  # fmt: skip
@@ -318,7 +318,7 @@ class Calibration:
         strict = 1 - (1 - recall) / 2
         every = [self._at(each, strict)[0].eps for each in self.efforts]
         eps = max(found.eps, self._alone(strict) + self._wider, *every)
-        return replace(found, eps=eps, most=None, loss=0.0, narrow=0.0)
+        return replace(found, eps=eps, most=None, loss=0.0, border=0.0)
 
     def _alone(self, recall: float) -> float:
         return next((eps for reached, eps in self.alone if reached >= recall - 1e-9), float(EPS[-1]))
@@ -366,8 +366,6 @@ class Calibration:
         rest = {name: value for name in _MOSTLY_NONE if (value := getattr(self, name))}
         rest |= {name: value for name in _MOSTLY_KNOWN if (value := getattr(self, name)) is not None}
         rest |= {} if self.strays is None else {"strays": self.strays.to_json()}
-        narrow = {k: every[-1][1].narrow for k, every in self.efforts.items() if every[-1][1].narrow}
-        rest |= {"narrow": narrow} if narrow else {}
         return about | steps | {"reached": self.reached} | rest
 
     @classmethod
@@ -376,8 +374,7 @@ class Calibration:
         reached = {int(k): recall for k, recall in values["reached"].items()}
         alone = [(recall, eps) for recall, eps in values["alone"]]
         about = {name: values[name] for name in ("queries", "vectors", "changes", "tuned")}
-        narrow = {int(k): far for k, far in values.get("narrow", {}).items()}
-        efforts, tried = (_of_plain(values.get(name, {}), narrow) for name in ("efforts", "tried"))
+        efforts, tried = (_of_plain(values.get(name, {})) for name in ("efforts", "tried"))
         clear = {int(k): [(recall, far) for recall, far in every] for k, every in values.get("clear", {}).items()}
         about |= {name: values[name] for name in (*_MOSTLY_KNOWN, *_MOSTLY_NONE[1:]) if name in values}
         about |= {"strays": Strays.from_json(values["strays"])} if "strays" in values else {}
@@ -401,9 +398,8 @@ def _plain(efforts: dict[int, Steps]) -> dict[int, list[Any]]:
     }
 
 
-def _of_plain(values: dict[str, Any], narrow: dict[int, float]) -> dict[int, Steps]:
-    """Return the efforts from the values of :func:`_plain`, with their `narrow` by k."""
+def _of_plain(values: dict[str, Any]) -> dict[int, Steps]:
+    """Return the efforts from the values of :func:`_plain`."""
     return {
-        k: [(recall, replace(Effort(*effort), narrow=narrow.get(k, 0.0)), pages) for recall, effort, pages in steps]
-        for k, steps in ((int(k), steps) for k, steps in values.items())
+        int(k): [(recall, Effort(*effort), pages) for recall, effort, pages in steps] for k, steps in values.items()
     }

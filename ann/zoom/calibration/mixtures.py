@@ -112,5 +112,5 @@ def _harder(one: Effort, other: Effort) -> Effort:
         max(one.least, other.least),
         max(one.gap, other.gap),
         min(one.usual, other.usual),
-        narrow=min(one.narrow, other.narrow),
+        border=max(one.border, other.border) * bool(one.border and other.border),
     )

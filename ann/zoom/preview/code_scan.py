@@ -35,7 +35,7 @@ def core_arguments(queries: ScanQueries, lists: CodeLists, limits: ScanLimits) -
         ),
         **lists.compiled,
         "limits": core.ScanLimits(
-            k=limits.k, eps=limits.eps, least=limits.least, gap=limits.gap, clear=limits.clear, narrow=limits.narrow
+            k=limits.k, eps=limits.eps, least=limits.least, gap=limits.gap, clear=limits.clear, border=limits.border
         ),
     }  # fmt: skip
 

@@ -9,6 +9,7 @@ import numpy.typing as npt
 from memhier.ann.zoom.preview.blocks import codes_of
 from memhier.ann.zoom.preview.codes import WIDTHS, CodeBook, chunks
 from memhier.ann.zoom.preview.scan_arguments import (
+    BORDERS,
     REACH,
     Candidates,
     CodedPart,
@@ -16,8 +17,8 @@ from memhier.ann.zoom.preview.scan_arguments import (
     ScanLimits,
     ScanQueries,
     WavePart,
+    beyond_borders,
     positions_of,
-    share_of_gap,
 )
 
 __all__ = ["PlainScan"]
@@ -48,6 +49,8 @@ class PlainScan:
         self._estimates = self._margins = np.empty(0, np.float32)
         self._probed, self._open, self._first, self._widest = 0, True, 0.0, 0.0
         self._squared, self._nearest, self._away = 0.0, -1, np.inf
+        probes = queries.probes[number, :BORDERS]
+        self._around = self._query - lists.centroids[probes[probes >= 0]].astype(np.float32)
 
     def ahead(self, probes: Ints) -> int:
         """Return how many of the next lists are scanned if none of them brings nearer rows; none ends the scan."""
@@ -69,7 +72,7 @@ class PlainScan:
             wanted = [part.rows_of(number) for part in parts]
             if any(len(rows) for rows, _, _ in wanted):
                 self._open = not self._ends_at(number)
-                if self._open:
+                if self._open and not self._passes(number):
                     self._probed += 1
                     if self._inner is None and self._squared < self._away:
                         self._nearest, self._away = number, self._squared
@@ -109,9 +112,14 @@ class PlainScan:
             self._widest = max(self._widest, radius)
             away, unit = squared - REACH * 2 * along * radius - kth, 2 * along * self._widest
         is_clear = np.isfinite(kth) and (self._inner is not None or squared >= limits.clear * kth)
-        is_narrow = limits.narrow > 0 and kth <= limits.narrow * self._first
-        gap = limits.gap * float(share_of_gap(limits.least, self._probed)) if is_narrow else limits.gap
-        return bool(self._probed >= limits.least and is_clear and away >= gap * unit)
+        return bool(self._probed >= limits.least and is_clear and away >= limits.gap * unit)
+
+    def _passes(self, number: int) -> bool:
+        """Return whether the scan passes over a list."""
+        kth = min(_kth(self._estimates, self._limits.k), self._most)
+        residual = self._query - self._lists.centroids[[number]].astype(np.float32)
+        counts = self._limits.border > 0 and self._inner is None and np.isfinite(kth)
+        return counts and bool(beyond_borders(residual, self._around)[0] >= self._limits.border * kth)
 
     def _look(self, number: int, part: CodedPart | WavePart, place: int, wanted: tuple[Ints, Ints, Ints]) -> None:
         """Take down the estimates and margins of the rows wanted of a list."""

@@ -36,11 +36,12 @@ from memhier.ann.zoom.preview.scan_arguments import (
 )
 from memhier.ann.zoom.preview.stored_scan import Parts, StoredPart, stored_scan
 
-__all__ = ["BOOK_ROWS_MOST", "CODINGS", "Coding", "Effort", "Preview", "train_preview"]
+__all__ = ["BOOK_ROWS_MOST", "BORDER_GAP", "CODINGS", "Coding", "Effort", "Preview", "train_preview"]
 
 Coding: TypeAlias = Literal["rabitq", "pq"]
 BOOK_ROWS_MOST = 16384  # of the sample, that a code book is learned from, at most
 _HALF_LOSS = 2**-12  # of a number in half precision
+BORDER_GAP = 1.75  # times the gap, where borders count
 _ROUTED_MORE = 8  # times the lists of an effort, where codes lie on SSD
 _LIFTED = 2  # coordinates of the router of inner products beside those of the vectors
 _ODD = np.uint64(0x9E3779B97F4A7C15)  # spreads numbers over 64 bits (Fibonacci hashing, Knuth, vol. 3, 6.4)
@@ -79,14 +80,15 @@ class Effort:
     usual
         The usual number of candidates that the bounds leave. Where they leave more, as neighbours are harder to tell
         apart, `most` grows in proportion.
+    border
+        If above 0, a query passes over the lists that lie so many k-th distances beyond their borders, both squared:
+        see :attr:`memhier.ann.zoom.preview.scan_arguments.ScanLimits.border`. It then looks as far as `BORDER_GAP`
+        gaps, at whatever lists are not passed over.
     clear
         Under a filter: the least squared distance of a list that ends a scan, in times that of the k-th.
     loss
         Under a filter: neighbours of a query that may be missed, on average, as none of the last candidates is likely
         one of them.
-    narrow
-        The gap narrows where a query scans many times the usual lists, if its k-th distance is at most so many times
-        that of its nearest list: see :func:`memhier.ann.zoom.preview.scan_arguments.share_of_gap`. 0 if it never does.
     """
 
     nprobe: int
@@ -96,9 +98,15 @@ class Effort:
     least: int = 0
     gap: float = np.inf
     usual: int = 1
+    border: float = 0.0
     clear: float = 0.0
     loss: float = 0.0
-    narrow: float = 0.0
+
+    @property
+    def reach(self) -> dict[str, Any]:
+        """How far it looks, as limits of a scan."""
+        least, gap = (1, BORDER_GAP * self.gap) if self.border else (self.least, self.gap)
+        return {"least": least, "gap": gap, "clear": self.clear, "border": self.border}
 
 
 @dataclass(frozen=True)
@@ -295,11 +303,7 @@ class Preview:
         if isinstance(self.book, ProductBook):
             return self._search_product(turned, probes, parts, effort.candidates or k)
         wanted, eps = (k, effort.eps) if effort.candidates is None else (effort.candidates, 0.0)
-        return self.scan(
-            turned, probes, parts, wanted,
-            eps=eps, least=effort.least, gap=effort.gap, clear=effort.clear, narrow=effort.narrow,
-            limit=max(limit, wanted),
-        )  # fmt: skip
+        return self.scan(turned, probes, parts, wanted, eps=eps, limit=max(limit, wanted), **effort.reach)
 
     def scan(
         self,
@@ -313,7 +317,7 @@ class Preview:
         least: int = 0,
         gap: float = np.inf,
         clear: float = 0.0,
-        narrow: float = 0.0,
+        border: float = 0.0,
         most: Floats | None = None,
     ) -> Candidates:
         """Return the candidates in some lists; see `memhier.ann.zoom.preview.code_scan.code_scan`."""
@@ -323,7 +327,7 @@ class Preview:
             inner = np.stack([self.book.wrongness(turned), self.book.spread(turned)], axis=1)
         most = np.full(len(turned), np.inf, np.float32) if most is None else most
         queries, lists = ScanQueries(turned, probes, most, inner), self._code_lists
-        limits = ScanLimits(k, eps, limit, least, gap, clear, narrow)
+        limits = ScanLimits(k, eps, limit, least, gap, clear, border)
         stored = [part for part in parts if isinstance(part, StoredPart)]
         if stored:
             return stored_scan(queries, lists, stored, limits)

@@ -13,6 +13,7 @@ from memhier.ann.zoom.preview.codes import CodeBook
 from memhier.io.read_arguments import Tallies
 
 __all__ = [
+    "BORDERS",
     "REACH",
     "SCAN_TALLY",
     "Candidates",
@@ -21,12 +22,12 @@ __all__ = [
     "ScanLimits",
     "ScanQueries",
     "WavePart",
+    "beyond_borders",
     "positions_of",
-    "share_of_gap",
     "split_positions",
 ]
 
-_LEAST_GAP = 0.5  # share of a gap that is left where it narrows, at least; see the native scan
+BORDERS = 16  # nearest lists whose borders count; see the native scan
 _LOGISTIC = 1.702  # of a normal distribution, the scale of the logistic one like it
 _PART_SHIFT = 40  # a position is the number of its part, then 40 bits of row
 SCAN_TALLY = np.dtype([(name, np.int64) for name in ("probed", "scanned", "cut_short", "open", "nearest")])
@@ -269,9 +270,8 @@ class ScanLimits:
     clear
         It does not end before a list whose squared distance is at least so many times the k-th estimate so far; nothing
         of inner products.
-    narrow
-        The gap narrows by :func:`share_of_gap` where the k-th estimate is at most so many times the squared distance of
-        the nearest list. 0 for nowhere, as of inner products.
+    border
+        The scan passes over lists :func:`beyond_borders` by so many times the k-th estimate so far. 0 for none.
     """
 
     k: int
@@ -280,15 +280,20 @@ class ScanLimits:
     least: int = 0
     gap: float = np.inf
     clear: float = 0.0
-    narrow: float = 0.0
+    border: float = 0.0
 
 
-def share_of_gap(least: int, probed: Any) -> Any:
-    """Return the share that is left of a gap which narrows, after so many lists.
+def beyond_borders(residuals: Floats, near: Floats) -> Floats:
+    """Return how far a query lies beyond the borders of lists, squared ``[p]``.
 
-    It falls with the root of their number, from twice `least` on, to no less than half.
+    A border lies halfway between two centroids. `residuals` ``[p, d]`` are the query less the centroids, `near` those
+    of the nearest lists. The squares for nearer lists are added up, as if their borders met at right angles.
     """
-    return np.clip(np.sqrt(2 * least / np.maximum(probed, 1)), _LEAST_GAP, 1.0)
+    squared, nearer = np.einsum("ij,ij->i", residuals, residuals)[:, None], np.einsum("ij,ij->i", near, near)
+    excess = np.maximum(squared - nearer, 0)
+    between = squared + nearer - 2 * np.einsum("ik,jk->ij", residuals, near)
+    parts = np.divide(excess**2, 4 * between, out=np.zeros_like(excess), where=between > 0)
+    return np.asarray(parts.sum(axis=1), np.float32)
 
 
 def positions_of(numbers: Any, rows: Ints) -> Ints:

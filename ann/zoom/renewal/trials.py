@@ -74,7 +74,7 @@ class _Trials:
     @staticmethod
     def parts(effort: Effort) -> tuple[float, ...]:
         """Return the parts of an effort that grow along a ladder."""
-        return effort.nprobe, effort.least, effort.gap, effort.eps, effort.usual, effort.most or 0
+        return effort.nprobe, effort.least, effort.gap, effort.eps, effort.usual, effort.most or 0, effort.border
 
     @staticmethod
     def mixed(few: Effort, enough: Effort, share: float) -> Effort:
@@ -87,4 +87,5 @@ class _Trials:
         return replace(
             enough, eps=between(few.eps, enough.eps), most=most, least=int(np.ceil(between(few.least, enough.least))),
             gap=between(few.gap, enough.gap), usual=int(np.ceil(between(few.usual, enough.usual))),
+            border=between(few.border, enough.border) if enough.border else 0.0,
         )  # fmt: skip

@@ -325,10 +325,9 @@ class Search:
         assert core is not None
         limit, most = kept
         hard = core.SearchEffort(
-            k=k, eps=effort.eps, least=effort.least, gap=effort.gap, clear=effort.clear, narrow=effort.narrow,
-            most=effort.most or 0, usual=effort.usual, most_times=USUAL_MOST, limit=limit,
-            first_round=first_round(k, effort), max_reads=limits.max_reads, deadline=limits.deadline, loss=effort.loss,
-            put_off=limit < most,
+            k=k, eps=effort.eps, **effort.reach, most=effort.most or 0, usual=effort.usual, most_times=USUAL_MOST,
+            limit=limit, first_round=first_round(k, effort), max_reads=limits.max_reads, deadline=limits.deadline,
+            loss=effort.loss, put_off=limit < most,
         )  # fmt: skip
         held = self.selection.rows.held
         routes = preview.router.routes(preview.routed(effort, held), in_order=effort.gap < np.inf, chosen=held)

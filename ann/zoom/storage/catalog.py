@@ -53,7 +53,7 @@ _NAME = text(r"[A-Za-z0-9_-]{1,100}")
 _PART = text(r"p[0-9]{1,18}")
 _EFFORT = row(
     integer(1, 2**31), real(0), optional(integer(1, 2**20)), optional(integer(1, 2**20)), integer(0, 2**31),
-    real(), integer(1, 2**20),
+    real(), integer(1, 2**20), real(0), without=1,
 )  # fmt: skip
 _STEP = row(real(0, 1), _EFFORT, real(0))
 _BY_K = text(r"[1-9][0-9]{0,9}")

@@ -88,7 +88,7 @@ class CodedPart:
     ) -> None: ...
 
 class ScanLimits:
-    def __init__(self, *, k: int, eps: float, least: int, gap: float, clear: float, narrow: float) -> None: ...
+    def __init__(self, *, k: int, eps: float, least: int, gap: float, clear: float, border: float) -> None: ...
 
 class ScanResult:
     def __init__(
@@ -776,7 +776,7 @@ class SearchEffort:
         least: int,
         gap: float,
         clear: float,
-        narrow: float,
+        border: float,
         most: int,
         usual: int,
         most_times: int,

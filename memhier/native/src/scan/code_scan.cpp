@@ -72,7 +72,7 @@ void register_code_scan(nb::module_& m) {
            nb::kw_only(), "starts"_a, "codes"_a, "numbers"_a, "allowed"_a.none());
   nb::class_<ScanLimits>(m, "ScanLimits")
       .def(nb::init<std::size_t, float, std::int64_t, float, float, float>(), nb::kw_only(), "k"_a, "eps"_a, "least"_a,
-           "gap"_a, "clear"_a, "narrow"_a);
+           "gap"_a, "clear"_a, "border"_a);
   nb::class_<ScanResult>(m, "ScanResult")
       .def(nb::init<Array<std::int64_t, 2>, Array<float, 2>, Array<float, 2>, Array<std::int64_t, 1>, Array<float, 1>,
                     Array<ScanTally, 1>, std::optional<Array<std::int64_t, 2>>>(),

@@ -83,6 +83,9 @@ class CodeWaves {
       const std::int64_t* probes = probes_of(q);
       const std::optional<Spread> spread = spread_of(q);
       scanner.go_on(query(q), progress_[q], spread ? &*spread : nullptr);
+      if (done_[q] == 0)
+        scanner.begin_among(probe_count_,
+                            [=, this](std::size_t i) { return probes[i] < 0 ? nullptr : centroid(probes[i]); });
       for (std::int64_t i = 0; i < counts[q] && !progress_[q].closed; ++i)
         scanner.scan(centroid(probes[i]), std::lower_bound(low, high, probes[i]) - low, radius(probes[i]), probes[i]);
       done_[q] += static_cast<std::size_t>(counts[q]);

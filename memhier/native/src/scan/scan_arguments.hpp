@@ -39,6 +39,7 @@ void scan_lists(Scanner& scanner, const Progress& progress, const CodeLists& lis
   const auto centroid_of = [&](std::int64_t list) {
     return lists.centroids.data() + static_cast<std::size_t>(list) * dimension;
   };
+  scanner.begin_among(count, [&](std::size_t i) { return at(i) < 0 ? nullptr : centroid_of(at(i)); });
   for (std::size_t i = 0; i < count && !progress.closed; ++i) {
     const std::int64_t list = at(i), next = i + 2 < count ? at(i + 2) : -1;
     if (list < 0) continue;

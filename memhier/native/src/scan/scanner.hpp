@@ -10,11 +10,13 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -44,7 +46,7 @@ struct Spread {
 
 // Spreads of a list's residuals beyond its centroid that its best vector is taken to lie: REACH of the plain twin.
 constexpr float kBest = 2.0F;
-constexpr float kLeastGap = 0.5F;  // share of a gap that is left where it narrows, at least
+constexpr std::size_t kBorders = 16;  // nearest lists whose borders count
 
 // Of a query, the k-th smallest value seen.
 using Smallest = TopK<float>;
@@ -227,21 +229,22 @@ struct CodeBook {
 //
 // The lists that a query looks at: after the first `least`, those up to the first that lies `gap` k-th distances beyond
 // the nearest and is `clear` times as far as the k-th row, so that a query to which many lists are nearly equally near
-// looks at all of these. Where the k-th row is at most `narrow` times as far as the nearest list, the gap goes down
-// beyond twice `least` lists. For inner products, where distances have no zero: those up to the first whose best
-// vector, as a rule, lies `gap` spreads beyond the k-th.
+// looks at all of these. With a `border` above 0, it passes over those that lie so many k-th distances beyond their
+// borders. For inner products, where distances have no zero: those up to the first whose best vector, as a rule, lies
+// `gap` spreads beyond the k-th.
 struct ScanLimits {
   std::size_t k;
   float eps;
   std::int64_t least;
-  float gap, clear, narrow;
+  float gap, clear, border;
+};
 
-  // The gap at a list after so many others; `first` is the squared distance of the nearest.
-  float gap_at(std::int64_t probed, float kth, float first) const {
-    if (!(narrow > 0) || kth > narrow * first) return gap;
-    const auto usual = static_cast<float>(2 * least), lists = static_cast<float>(std::max(probed, std::int64_t{1}));
-    return gap * std::clamp(std::sqrt(usual / lists), kLeastGap, 1.0F);
-  }
+// The lists nearest to a query, by whose borders the others are judged: centroids and squared distances.
+struct NearestLists {
+  std::array<const std::uint16_t*, kBorders> centroids;
+  std::array<float, kBorders> squared;
+  std::size_t count = 0;
+  float length;  // of the query, squared
 };
 
 // The lists that a query has scanned.
@@ -263,6 +266,7 @@ struct Progress {
     admitted.clear(wanted);
     most = wanted;
     reach = {};
+    around.count = 0;
     scanned = 0;
     closed = false;
   }
@@ -271,6 +275,7 @@ struct Progress {
   Smallest nearest;
   Admitted admitted;
   Reach reach;
+  NearestLists around;
   std::int64_t scanned = 0;  // codes
   float most = kInfinity;
   bool closed = false;  // no further list is to be looked at
@@ -282,7 +287,7 @@ class Scanner {
           Instructions most)
       : book_(book), code_bytes_(book.format.bytes()), dimension_(dimension), alpha_(dimension),
         parts_(std::move(parts)), margin_(2 * limits.eps * book.unit), limits_(limits), use_(instructions(most)),
-        query_(book.format, most), residual_(dimension) {
+        query_(book.format, most), residual_(dimension), apart_(dimension), ones_(dimension, 1.0F) {
     std::copy_n(book.alpha.data(), book.alpha.size(),
                 alpha_.begin());  // axes without bits count for the distance alone
   }
@@ -304,7 +309,21 @@ class Scanner {
     query_.assign(residual_.data(), largest);
   }
 
-  // Scans a list, unless none of its rows may be found, or it ends the search; it has this number among all lists.
+  // Takes the nearest lists of the query, in whose order it scans: at(i) is the centroid of the i-th of `count`, or
+  // null.
+  template <class CentroidAt>
+  void begin_among(std::size_t count, CentroidAt at) {
+    if (!(limits_.border > 0)) return;
+    NearestLists& around = now_->around;
+    around.length = std::inner_product(wanted_, wanted_ + dimension_, wanted_, 0.0F);
+    for (std::size_t& i = around.count = 0; i < std::min(count, kBorders) && at(i) != nullptr; ++i) {
+      around.centroids[i] = at(i);
+      around.squared[i] = squared_from(at(i));
+    }
+  }
+
+  // Scans a list, unless none of its rows may be found, or it is passed over or ends the search; it has this number
+  // among all lists.
   void scan(const std::uint16_t* centroid, std::int64_t list, float radius, std::int64_t number) {
     const auto holds = [list](const Part& part) { return part.first_wanted(list) < part.stops[list]; };
     if (std::none_of(parts_.begin(), parts_.end(), holds)) return;
@@ -358,21 +377,41 @@ class Scanner {
   // Whether a list would end the search after those that `reach` tells of, which then tells of this one, too.
   bool would_end(const std::uint16_t* centroid, float radius, Reach& reach) {
     const float kth = now_->kth();
-    const bool ends =
-        inner_ == nullptr
-            ? is_far(subtract_centroid(wanted_, centroid, alpha_.data(), dimension_, residual_.data(), use_).squared,
-                     kth, reach)
-            : is_small(-2 * centroid_product(wanted_, centroid, dimension_, use_), radius, kth, reach);
+    const bool ends = inner_ == nullptr
+                          ? is_far(squared_from(centroid), kth, reach)
+                          : is_small(-2 * centroid_product(wanted_, centroid, dimension_, use_), radius, kth, reach);
     ++reach.probed;
     return ends;
   }
 
+  // Whether a list lies so far beyond its borders with the nearest that it is passed over, now and later. What counts
+  // is the sum of the squared distances of the query from these borders.
+  bool is_beyond(const std::uint16_t* centroid) {
+    const float kth = now_->kth();
+    if (!(limits_.border > 0 && kth < kInfinity)) return false;
+    const NearestLists& around = now_->around;
+    const float squared = squared_from(centroid), most = limits_.border * kth;
+    const float along = around.length - centroid_product(wanted_, centroid, dimension_, use_);
+    float sum = 0;
+    for (std::size_t i = 0; i < around.count && around.squared[i] < squared && sum < most; ++i) {
+      const float product = along - centroid_product(apart_.data(), around.centroids[i], dimension_, use_);
+      const float excess = squared - around.squared[i], between = squared + around.squared[i] - 2 * product;
+      if (between > 0) sum += excess * excess / (4 * between);
+    }
+    return sum >= most;
+  }
+
  private:
-  // Fills the terms of a list by distances, unless it ends the search: then false.
+  // Returns the squared distance of the query from a centroid, and keeps their difference.
+  float squared_from(const std::uint16_t* centroid) {
+    return subtract_centroid(wanted_, centroid, ones_.data(), dimension_, apart_.data(), use_).squared;
+  }
+
+  // Fills the terms of a list by distances, unless it is passed over or ends the search: then false.
   bool near_enough(const std::uint16_t* centroid, Terms& terms) {
     const Residual residual = subtract_centroid(wanted_, centroid, alpha_.data(), dimension_, residual_.data(), use_);
     now_->closed = is_far(residual.squared, now_->kth(), now_->reach);
-    if (now_->closed) return false;
+    if (now_->closed || is_beyond(centroid)) return false;
     query_.assign(residual_.data(), residual.largest);
     terms.squared = terms.terms = residual.squared;
     terms.squares = 1;
@@ -408,8 +447,7 @@ class Scanner {
 
   // Whether the scan ends at a list that lies so far beyond the rows wanted.
   bool ends_at(float beyond, float unit, float kth, const Reach& reach) const {
-    return reach.probed >= limits_.least && kth < kInfinity &&
-           beyond >= limits_.gap_at(reach.probed, kth, reach.first) * unit;
+    return reach.probed >= limits_.least && kth < kInfinity && beyond >= limits_.gap * unit;
   }
 
   void ask_for(const Part& part, std::int64_t first, std::int64_t stop) {
@@ -461,7 +499,7 @@ class Scanner {
   const float* wanted_ = nullptr;
   const Spread* inner_ = nullptr;
   ByteQuery query_;
-  std::vector<float> residual_;
+  std::vector<float> residual_, apart_, ones_;
   Block block_{};
   Ahead ahead_;
 };

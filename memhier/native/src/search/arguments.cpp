@@ -41,7 +41,7 @@ void register_search(nb::module_& m) {
   nb::class_<SearchEffort>(m, "SearchEffort")
       .def(nb::init<std::size_t, float, std::int64_t, float, float, float, std::int64_t, std::int64_t, std::int64_t,
                     std::size_t, std::size_t, std::size_t, double, float, bool>(),
-           nb::kw_only(), "k"_a, "eps"_a, "least"_a, "gap"_a, "clear"_a, "narrow"_a, "most"_a, "usual"_a,
+           nb::kw_only(), "k"_a, "eps"_a, "least"_a, "gap"_a, "clear"_a, "border"_a, "most"_a, "usual"_a,
            "most_times"_a, "limit"_a, "first_round"_a, "max_reads"_a, "deadline"_a, "loss"_a, "put_off"_a);
   nb::class_<SearchRequest>(m, "SearchRequest")
       .def(nb::init<Array<const float, 2>, Routes, const SearchEffort&, std::optional<Array<const float, 1>>>(),

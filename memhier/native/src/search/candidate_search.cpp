@@ -9,7 +9,7 @@ namespace memhier {
 
 CandidateSearch::CandidateSearch(const IndexState& state, const SearchEffort& effort, const Routes& routes)
     : state_(state), effort_(effort),
-      limits_{effort.k, effort.eps, effort.least, effort.gap, effort.clear, effort.narrow}, router_(state, routes),
+      limits_{effort.k, effort.eps, effort.least, effort.gap, effort.clear, effort.border}, router_(state, routes),
       scanner_(state.book, state.space.padded(), state.coded, limits_, Instructions::kAvx512), waves_(state, limits_),
       mapped_(kTogether * state.space.padded()), turned_(mapped_.size()),
       aims_(state.space.is_inner() ? mapped_.size() : 0) {

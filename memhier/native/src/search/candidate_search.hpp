@@ -22,7 +22,7 @@ struct SearchEffort {
   std::size_t k;
   float eps;
   std::int64_t least;
-  float gap, clear, narrow;
+  float gap, clear, border;
   std::int64_t most, usual, most_times;
   std::size_t limit, first_round, max_reads;
   double deadline;

@@ -19,6 +19,13 @@ ListWaves::ListWaves(const IndexState& state, const ScanLimits& limits)
       placed_(state.stored_lists.size()) {}
 
 std::optional<Fault> ListWaves::run(std::span<QueryScan> queries, ListRouter& lists, const ReadBatch& read) {
+  for (const QueryScan& query : queries) {
+    scanner_.go_on(query.turned, *query.progress, query.spread);
+    scanner_.begin_among(lists.count(), [&](std::size_t i) {
+      const std::int64_t list = lists.at(query.which, i);
+      return list < 0 ? nullptr : centroid(list);
+    });
+  }
   while (choose(queries, lists)) {
     plan();
     if (auto fault = fetch(read)) return fault;
@@ -35,36 +42,37 @@ bool ListWaves::choose(std::span<QueryScan> queries, ListRouter& lists) {
   for (QueryScan& query : queries) {
     query.count = 0;
     if (full || query.progress->closed) continue;
-    const auto least = static_cast<std::size_t>(std::max(limits_.least, std::int64_t{0}));
-    std::size_t open = std::min({std::max({kFirst, least, kGrowth * query.done}), kWindow, lists.count() - query.done});
-    while (open > 0 && lists.at(query.which, query.done + open - 1) < 0) --open;
-    if (open == 0) continue;
-    const std::size_t near = near_lists(query, open, lists);
-    query.progress->closed = near == 0;
-    for (; query.count < near; ++query.count) {
-      const std::int64_t list = lists.at(query.which, query.done + query.count);
-      for (const StoredLists* part : state_.stored_lists)
-        pages += static_cast<std::size_t>(part->last_page(static_cast<std::size_t>(list)) + 1 -
-                                          part->first_page(static_cast<std::size_t>(list)));
-      full = pages > state_.wave_pages && !chosen_.empty();
-      if (full) break;
-      chosen_.push_back(list);
-    }
+    full = !choose_near(query, lists, pages);
   }
   std::sort(chosen_.begin(), chosen_.end());
   chosen_.erase(std::unique(chosen_.begin(), chosen_.end()), chosen_.end());
   return !chosen_.empty();
 }
 
-// Returns how many of the next `most` lists a query scans before one ends it, if none of them brings nearer rows.
-std::size_t ListWaves::near_lists(const QueryScan& query, std::size_t most, ListRouter& lists) {
+// Adds the next lists that a query scans before one ends it, if none of them brings nearer rows; false where there is
+// no room for a list. `pages` counts those of the wave.
+bool ListWaves::choose_near(QueryScan& query, ListRouter& lists, std::size_t& pages) {
+  const auto least = static_cast<std::size_t>(std::max(limits_.least, std::int64_t{0}));
+  const std::size_t most = std::min(std::max({kFirst, least, kGrowth * query.scanned}), kWindow);
+  const std::size_t before = query.scanned;
   scanner_.go_on(query.turned, *query.progress, query.spread);
   Reach reach = query.progress->reach;
-  for (std::size_t i = 0; i < most; ++i) {
-    const std::int64_t list = lists.at(query.which, query.done + i);
-    if (scanner_.would_end(centroid(list), radius(list), reach)) return i;
+  for (; query.scanned < before + most && query.done + query.count < lists.count(); ++query.count) {
+    const std::int64_t list = lists.at(query.which, query.done + query.count);
+    if (list < 0) break;
+    if (scanner_.would_end(centroid(list), radius(list), reach)) {
+      query.progress->closed = query.scanned == before;
+      break;
+    }
+    if (scanner_.is_beyond(centroid(list))) continue;
+    for (const StoredLists* part : state_.stored_lists)
+      pages += static_cast<std::size_t>(part->last_page(static_cast<std::size_t>(list)) + 1 -
+                                        part->first_page(static_cast<std::size_t>(list)));
+    if (pages > state_.wave_pages && !chosen_.empty()) return false;
+    chosen_.push_back(list);
+    ++query.scanned;
   }
-  return most;
+  return true;
 }
 
 // Gives the lists their places among the pages to read: neighbours share their pages, and have those between them.
@@ -124,8 +132,9 @@ void ListWaves::scan(std::span<QueryScan> queries, ListRouter& lists) {
     scanner_.go_on(query.turned, *query.progress, query.spread);
     for (std::size_t i = 0; i < query.count && !query.progress->closed; ++i) {
       const std::int64_t list = lists.at(query.which, query.done + i);
-      const auto place = std::lower_bound(chosen_.begin(), chosen_.end(), list) - chosen_.begin();
-      scanner_.scan(centroid(list), place, radius(list), list);
+      const auto place = std::lower_bound(chosen_.begin(), chosen_.end(), list);
+      if (place == chosen_.end() || *place != list) continue;  // passed over
+      scanner_.scan(centroid(list), place - chosen_.begin(), radius(list), list);
     }
     query.done += query.count;
   }

@@ -22,9 +22,10 @@ struct QueryScan {
   const Spread* spread;  // of inner products, or null
   std::size_t which;
   Progress* progress;
-  float threshold = 0;    // remoteness, beyond which candidates are refused; at the end
-  std::size_t done = 0;   // lists
-  std::size_t count = 0;  // of the wave
+  float threshold = 0;      // remoteness, beyond which candidates are refused; at the end
+  std::size_t done = 0;     // lists, with those passed over
+  std::size_t count = 0;    // of the wave
+  std::size_t scanned = 0;  // without those passed over
 };
 
 // Each wave reads the next lists of some queries in one submission: of a query at most as many as it had before, and
@@ -47,7 +48,7 @@ class ListWaves {
   };
 
   bool choose(std::span<QueryScan> queries, ListRouter& lists);
-  std::size_t near_lists(const QueryScan& query, std::size_t most, ListRouter& lists);
+  bool choose_near(QueryScan& query, ListRouter& lists, std::size_t& pages);
   void plan();
   void plan_list(std::size_t part, std::int64_t list);
   std::optional<Fault> fetch(const ReadBatch& read);
