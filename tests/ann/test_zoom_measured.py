@@ -212,8 +212,8 @@ def test_nearly_all_vectors_may_be_removed(tmp_path: Path) -> None:
 def test_bounds_that_missed_neighbours_once_are_not_trusted_again() -> None:
     effort = {1: [(0.99, Effort(4, eps=0.5), 2.0)]}
     sound = Calibration(160, effort, {1: 1.0}, vectors=4000)
-    unsound = replace(sound, reached={1: 0.99})
-    assert sound.measured_anew(sound, sound).bounds_hold
+    unsound = replace(sound, reached={1: 0.98})
+    assert sound.measured_anew(replace(sound, reached={1: 159 / 160}), sound).bounds_hold  # one neighbour missed
     after = sound.measured_anew(unsound, sound)
     assert not after.bounds_hold
     assert not after.measured_anew(sound, after).bounds_hold
@@ -324,3 +324,15 @@ def test_a_ready_rebuild_is_taken_over_by_a_commit_of_many_vectors(tmp_path: Pat
             index.commit()
             wait_for_threads()
         assert index.stats()["trained_vectors"] > COUNT
+
+
+def test_inner_products_are_made_anew_after_three_tenths_of_changes(tmp_path: Path) -> None:
+    vectors, step = usual(1, 2 * COUNT), COUNT * 3 // 50
+    with ZoomIndex.build(tmp_path / "index", vectors[:COUNT], dram="3MiB", metric="ip", grow_to=3 * COUNT) as index:
+        held = dict(enumerate(vectors[:COUNT]))
+        for number in range(3):  # vectors along other axes may err one way unseen
+            some = vectors[COUNT + number * step : COUNT + (number + 1) * step]
+            replace_oldest(index, held, 0.5 * some)
+            index.commit()
+            wait_for_threads()
+        assert index.stats()["renewal"] == "ready"

@@ -28,6 +28,7 @@ _MEASURED = 0.05  # of the vectors, beyond which a calibration is worth making a
 _MEASURED_LEAST = 1024  # these
 _STRANGE = 0.05  # likewise, of vectors far from their centroids
 SHORT = 0.995  # of the neighbours measured that are found, below which a measurement is not trusted
+_SPARED = 1  # neighbour that all queries measured may miss beyond that: a single one tells nothing of bounds
 _ROUGH, _ROUGH_RECALL = 1.0, 0.9  # standard errors for a recall of the nearest, beyond which codes tell little
 _ROUGHER = 1.5  # likewise, of vectors far from their centroids
 _ROUGHEST = 3.0  # likewise, of any, beyond which no wider bound is sure to do once many have changed
@@ -152,9 +153,13 @@ class Calibration:
 
     @property
     def _fits(self) -> bool:
-        """Whether lists and codes serve as well as at first, by all that was measured of the vectors since."""
+        """Whether lists and codes serve as well as at first, by all that was measured of the vectors since.
+
+        Of inner products that is not known: added vectors along other axes may err one way unseen.
+        """
+        is_inner = self.strays is None
         err_one_way = self.strayed > 0 or self.overstated or self.bounds_missed or self._rough > _ROUGHEST
-        return self.lists_fit and not err_one_way and 0 < self.cost <= _DEARER * self.first_cost
+        return self.lists_fit and not is_inner and not err_one_way and 0 < self.cost <= _DEARER * self.first_cost
 
     @property
     def lists_fit(self) -> bool:
@@ -178,7 +183,8 @@ class Calibration:
 
     @property
     def _missed(self) -> bool:
-        return self.bounds_missed or min(self.reached.values()) < SHORT
+        spared = {k: least + _SPARED / (k * max(1, self.queries)) for k, least in self.reached.items()}
+        return self.bounds_missed or min(spared.values()) < SHORT
 
     @property
     def _rough(self) -> float:
@@ -218,7 +224,7 @@ class Calibration:
             found, changes=self.changes - before.changes, strange=max(0.0, self.strange - before.strange),
             earlier=self.earlier + before.changes, one_way=self.one_way, own_way=self.own_way, strayed=self.strayed,
             overstated=self.overstated, strays=self.strays, tuned=self.tuned, made_for=self.made_of,
-            bounds_missed=self._missed, first_cost=self.first_cost or self.cost,
+            bounds_missed=self._missed, first_cost=self.first_cost if self.made_for else self.cost,
         )  # fmt: skip
 
     def written(self, some: Floats, preview: Preview, count: int, own: float) -> Self:

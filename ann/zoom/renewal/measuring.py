@@ -143,13 +143,7 @@ def measure_anew(state: IndexSnapshot, reader: Reader) -> Measured:
     truth.finish()
     kinds = [rows for rows in (np.flatnonzero(is_new), np.flatnonzero(~is_new)) if len(rows)]
     made = [calibrate_kinds(state.preview, state.findable.coded, truth.of(rows), state.row_bytes) for rows in kinds]
-    made = [_spared(each, len(rows)) for each, rows in zip(made, kinds, strict=True)]
     return Measured(before, reduce(stricter, made))
-
-
-def _spared(found: Calibration, queries: int) -> Calibration:
-    """Return a calibration of a few queries that counts one neighbour less as missed: a single one tells nothing."""
-    return replace(found, reached={k: min(1.0, least + 1 / (k * queries)) for k, least in found.reached.items()})
 
 
 def _measure_with(

@@ -106,14 +106,20 @@ class Router:
     @property
     def memory_bytes(self) -> int:
         """DRAM held, in bytes."""
-        return self.centroids.nbytes + (0 if self._graph is None else self._graph.memory_bytes)
+        copies = sum([each.nbytes for each in self._copies or ()])
+        return self.centroids.nbytes + copies + (0 if self._graph is None else self._graph.memory_bytes)
 
     def copies(self, axes: int) -> list[Ints]:
         """Return the lists of each centroid that several have, ascending; the first `axes` coordinates count."""
         if self._copies is None:
-            first = first_of_copies(self.centroids[:, :axes])
-            order = np.argsort(first, kind="stable")
-            groups = np.split(order, np.flatnonzero(np.diff(first[order])) + 1)
+            sums = np.einsum("ij->i", self.centroids[:, :axes], dtype=np.float64)
+            order = np.argsort(sums, kind="stable")
+            alike = np.split(order, np.flatnonzero(np.diff(sums[order])) + 1)
+            some = [each for each in alike if len(each) > 1]
+            firsts = [first_of_copies(self.centroids[each, :axes]) for each in some]
+            groups = [
+                each[firsts == first] for each, firsts in zip(some, firsts, strict=True) for first in np.unique(firsts)
+            ]
             self._copies = [group for group in groups if len(group) > 1]
         return self._copies
 
