@@ -93,17 +93,3 @@ def held(monkeypatch):
                 go.set()
 
     return hold
-
-
-@pytest.fixture
-def joined():
-    """Return what commits until an index has one part."""
-
-    def wait(index):
-        deadline = time.monotonic() + DEADLINE_S
-        while index.stats()["parts"] > 1:
-            assert time.monotonic() < deadline, index.stats()
-            time.sleep(0.01)
-            index.commit(compact=False)
-
-    return wait

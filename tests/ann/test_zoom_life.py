@@ -263,6 +263,15 @@ def test_a_commit_drops_what_was_removed_once_it_is_a_quarter_of_a_part(tmp_path
         np.testing.assert_array_equal(stored_array(store, "radii", np.float32, (len(radii),)), radii)
 
 
+def test_a_part_keeps_removed_rows_up_to_a_quarter(tmp_path):
+    path = tmp_path / "index"
+    with ZoomIndex.build(path, make(1200), dram="4MiB") as index:
+        for removed, rows in ((range(300), 1200), ([300], 899)):
+            index.remove(removed)
+            index.commit(compact=False)
+            assert [part["rows"] for part in stored(path).parts] == [rows]
+
+
 def test_radii_that_follow_the_changes_are_those_of_all_rows(tmp_path):
     """A commit looks at the rows that it writes, and drops; the rest it takes from the radii before."""
     path, random, vectors = tmp_path / "index", np.random.default_rng(3), make(3000)

@@ -293,7 +293,7 @@ def test_usual_vectors_that_replace_others_call_for_no_rebuild(tmp_path: Path) -
 def test_removed_rows_that_no_join_takes_away_call_for_a_rebuild(tmp_path: Path) -> None:
     vectors, step = usual(1, 2 * COUNT), COUNT * 3 // 50
     held = dict(enumerate(vectors[:COUNT]))
-    with ZoomIndex.build(tmp_path / "index", vectors[:COUNT], dram="700KiB") as index:
+    with ZoomIndex.build(tmp_path / "index", vectors[:COUNT], dram="580KiB") as index:
         for number in range(12):  # without a rebuild there would be no room for more
             replace_oldest(index, held, vectors[COUNT + number * step : COUNT + (number + 1) * step])
             index.commit()

@@ -110,7 +110,10 @@ class Router:
         return self.centroids.nbytes + copies + (0 if self._graph is None else self._graph.memory_bytes)
 
     def copies(self, axes: int) -> list[Ints]:
-        """Return the lists of each centroid that several have, ascending; the first `axes` coordinates count."""
+        """Return the lists of each centroid that several have, ascending; the first `axes` coordinates count.
+
+        `axes` is the same at each call.
+        """
         if self._copies is None:
             sums = np.einsum("ij->i", self.centroids[:, :axes], dtype=np.float64)
             order = np.argsort(sums, kind="stable")
