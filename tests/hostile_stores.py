@@ -176,7 +176,8 @@ def run(kind: str, place: Path, use: Callable[[Path], None], work: Path, every: 
 # What a store that is whole, but not the one that it was, says to a question that was about that one.
 ANSWERS = re.compile(
     r"no attribute|has no attributes|which is not in the index"
-    r"|number of vectors in the index|too large: distances|of DRAM in all"
+    r"|number of vectors in the index|too large: distances|of DRAM in all|of one row in DRAM"
+    r"|expected fields of this index"
     r"|beside resume=True, but the training began with"
 )
 
