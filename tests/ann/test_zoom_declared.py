@@ -72,6 +72,21 @@ def test_a_recall_of_one_is_exact_where_errors_are_not_what_codes_say(tmp_path):
             np.testing.assert_allclose(index.search(queries, k, recall=1.0).distances, near, rtol=1e-5)
 
 
+@pytest.mark.parametrize("metric", ["ip", "l2"])
+def test_a_recall_of_one_is_exact_near_vectors_along_axes_that_codes_leave_out(tmp_path, metric):
+    random, weights = np.random.default_rng(0), 0.9 ** np.arange(64)
+    near = 1.5 * random.standard_normal((40, 64))[random.integers(0, 40, 5000)]
+    base = (near + random.standard_normal((5000, 64))) * weights
+    base[:180] *= 0.5
+    base[:180, 40:] += random.choice([-0.35, 0.35], (180, 24))
+    base = base.astype(np.float32)
+    queries = (base[:180] + 0.15 * random.standard_normal((180, 64)) * weights).astype(np.float32)
+    best = exact_neighbours(base, queries, 10, metric)[1]
+    with ZoomIndex.build(tmp_path / "index", base, metric=metric, dram="560KiB", grow_to=10_000) as index:
+        assert recall_at_k(index.search(queries, 10, recall=1.0).distances, best) == 1.0  # by inner products .99 before
+        assert index.search(queries, 10, recall=0.99).stats["ranked"] < 180 * 5000 / 4
+
+
 def test_few_rows_that_a_filter_leaves_are_compared_where_errors_are_not_what_codes_say(tmp_path):
     points = np.random.default_rng(12).standard_cauchy((2100, 64)).astype(np.float32)
     queries, base = np.split(points, [100])

@@ -10,10 +10,10 @@ import numpy.typing as npt
 
 from memhier.ann.zoom.preview.codes import CodeBook
 from memhier.ann.zoom.preview.preview import Preview
-from memhier.ann.zoom.preview.space import PreviewSpace
+from memhier.ann.zoom.preview.space import PreviewSpace, directions
 from memhier.ann.zoom.source import VectorSource
 
-__all__ = ["FAR_SHARE", "excess_beyond", "lengths_of_residuals", "one_way_error", "own_errors", "some_of_added"]
+__all__ = ["FAR_SHARE", "excess_beyond", "lengths_of_residuals", "one_way_error", "some_of_added"]
 
 _MOST, _LEAST = 256, 8  # vectors looked at; fewer tell nothing
 _NEAREST = 2  # of the others, that play the queries of a vector
@@ -40,16 +40,10 @@ def lengths_of_residuals(turned: Floats, preview: Preview) -> Floats:
 
     For inner products, of their directions alone: vectors of any length may lie along a centroid.
     """
-    turned = _directions(turned) if preview.inner else turned
+    turned = directions(turned) if preview.inner else turned
     centroids = preview.centroids_of(preview.nearest_lists(turned, 1))
-    lengths: Floats = np.linalg.norm(turned - (_directions(centroids) if preview.inner else centroids), axis=1)
+    lengths: Floats = np.linalg.norm(turned - (directions(centroids) if preview.inner else centroids), axis=1)
     return lengths
-
-
-def _directions(vectors: Floats) -> Floats:
-    """Return vectors ``[n, d]`` at length one; of length zero as they are."""
-    lengths: Floats = np.sqrt(np.einsum("ij,ij->i", vectors, vectors))[:, None]
-    return np.divide(vectors, lengths, out=vectors.copy(), where=lengths > 0)
 
 
 def excess_beyond(far: float, lengths: Floats, count: int) -> float:
@@ -79,7 +73,7 @@ def one_way_error(turned: Floats, preview: Preview) -> float:
     centroids = preview.centroids_of(lists)
     asked, squared = turned, np.einsum("ij,ij->i", turned, turned)
     if preview.inner:
-        asked, squared = _directions(turned), np.zeros(len(turned), np.float32)
+        asked, squared = directions(turned), np.zeros(len(turned), np.float32)
     found = np.zeros(len(turned))
     for row, vector in enumerate(turned):
         away = squared - 2 * (asked @ vector)
@@ -92,25 +86,6 @@ def one_way_error(turned: Floats, preview: Preview) -> float:
     held = np.unique(lists, return_inverse=True)[1]
     of_list = np.bincount(held, found) / (np.bincount(held) + _DOUBT)
     return max(0.0, float(np.quantile(of_list[held], _OF_VECTORS)))
-
-
-def own_errors(turned: Floats, lists: Any, codes: Bytes, numbers: Shorts, preview: Preview) -> Floats:
-    """Return by how many standard errors codes overstate distances of queries at their own vectors ``[n, d]``.
-
-    Of usual vectors they differ in sign, or have a size of their own. Of one that lies elsewhere, a short code leaves
-    out much along its own residual, so that each such vector tells by itself. It is 0 where no error is known.
-
-    Parameters
-    ----------
-    turned, lists, codes, numbers
-        The vectors and lists that `preview` has encoded, and the codes and numbers.
-    """
-    wrong, errors = _errors_of(turned, lists, codes, numbers, preview)
-    along = _directions(turned) if preview.inner else turned - preview.centroids_of(lists)
-    usual = errors * _lengths_of(along, preview)
-    products = np.einsum("ij,ij->i", along, wrong)
-    found: Floats = np.divide(products, usual, out=np.zeros_like(usual), where=usual > 0)
-    return found
 
 
 def _errors_of(turned: Floats, lists: Any, codes: Bytes, numbers: Shorts, preview: Preview) -> tuple[Floats, Floats]:

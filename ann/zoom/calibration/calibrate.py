@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from memhier.ann.zoom.calibration.added import FAR_SHARE, lengths_of_residuals, one_way_error, own_errors
+from memhier.ann.zoom.calibration.added import FAR_SHARE, lengths_of_residuals, one_way_error
 from memhier.ann.zoom.calibration.calibration import NEIGHBOURS, RECALLS, SHORT, Calibration, Steps
 from memhier.ann.zoom.calibration.needs import EPS, Needs, lists_of, measure_needs
 from memhier.ann.zoom.calibration.strays import Strays
@@ -84,26 +84,16 @@ def calibrate(preview: Preview, parts: Parts, truth: NeighbourTruth, row_bytes: 
     if not efforts:  # only one vector, or copies of it
         some = 10 if preview.coding == "pq" else None
         efforts, reached = {1: [(1.0, Effort(preview.lists, eps=float(EPS[-1]), candidates=some), 1.0)]}, {1: 1.0}
-    one_way = own_way = far = strays = None
+    one_way = far = strays = None
     if (truth.own >= 0).all():
         turned = preview.turn(truth.vectors())
         one_way = one_way_error(turned, preview)
-        own_way = _own_way(turned, preview)
         far = float(np.quantile(lengths_of_residuals(turned, preview), 1 - FAR_SHARE))
         strays = Strays.none(turned, preview)
     return Calibration(
         len(truth.queries), efforts, reached, sorted(alone.items()), truth.count, clear=clear, one_way=one_way,
-        own_way=own_way, far=far, strays=strays, cost=costs.get(_USUAL_K, 0.0),
+        far=far, strays=strays, cost=costs.get(_USUAL_K, 0.0),
     )  # fmt: skip
-
-
-def _own_way(turned: Floats, preview: Preview) -> float | None:
-    """Return the error of codes along their own vectors that one in 1,000 of turned vectors ``[n, d]`` exceeds."""
-    if preview.coding == "pq" or not len(turned):
-        return None
-    lists = preview.nearest_lists(turned, 1)
-    codes, numbers, _ = preview.encode(turned, lists)
-    return max(0.0, float(np.quantile(own_errors(turned, lists, codes, numbers, preview), 0.999)))
 
 
 def _in_large_waves(part: CodedPart | StoredPart) -> CodedPart | StoredPart:

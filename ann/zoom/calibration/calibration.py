@@ -37,13 +37,12 @@ _NO_BOUND = 1e6  # likewise, where errors exceed their bounds: everything not kn
 _STRAYED_SOME = 1.2  # standard errors that codes err one way, beyond which no bound is sure to hold all neighbours
 _STRAYED_MUCH = 2.0  # likewise, beyond which searches are exact once many vectors have changed
 _CHANCE = 0.35  # standard errors that codes of added vectors may err one way beyond others by chance
-_OWN_BEYOND = 1.75  # times the error of a code along its own vector that hardly one exceeds, from which it may be odd
 _STORED = tuple(each.name for each in fields(Effort))[:8]  # without those of filters
 # Stored where there is any, and where it is known.
 _MOSTLY_NONE = (
-    "clear", "strayed", "strange", "overstated", "earlier", "made_for", "bounds_missed", "cost", "first_cost",
+    "clear", "strayed", "strange", "earlier", "made_for", "bounds_missed", "cost", "first_cost",
 )  # fmt: skip
-_MOSTLY_KNOWN = ("one_way", "own_way", "far")
+_MOSTLY_KNOWN = ("one_way", "far")
 # Times the loss allowed under a filter, for candidates that are hardly neighbours. The k-th distance is taken as too
 # large, so their odds are stated high, and less is lost.
 _UNLIKELY = 2.0
@@ -90,12 +89,8 @@ class Calibration:
         in times that of the k-th neighbour. None of inner products.
     one_way
         By how many standard errors the codes of the vectors measured overstate distances; None if that is not known.
-    own_way
-        By how many the code of one in 1,000 of them overstates the distance to its own vector; None likewise.
     strayed
         By how many more those of some vectors added since do; 0 of usual ones.
-    overstated
-        Whether the code of any vector added since overstates the distance to that vector far more.
     far
         The distance to their centroids beyond which few of the vectors measured lie; None if that is not known.
     strange
@@ -114,9 +109,7 @@ class Calibration:
     tried: dict[int, Steps] = field(default_factory=dict)
     clear: dict[int, list[tuple[float, float]]] = field(default_factory=dict)
     one_way: float | None = None
-    own_way: float | None = None
     strayed: float = 0.0
-    overstated: bool = False
     far: float | None = None
     strange: float = 0.0
     strays: Strays | None = None
@@ -153,13 +146,9 @@ class Calibration:
 
     @property
     def _fits(self) -> bool:
-        """Whether lists and codes serve as well as at first, by all that was measured of the vectors since.
-
-        Of inner products that is not known: added vectors along other axes may err one way unseen.
-        """
-        is_inner = self.strays is None
-        err_one_way = self.strayed > 0 or self.overstated or self.bounds_missed or self._rough > _ROUGHEST
-        return self.lists_fit and not is_inner and not err_one_way and 0 < self.cost <= _DEARER * self.first_cost
+        """Whether lists and codes serve as well as at first, by all that was measured of the vectors since."""
+        err_one_way = self.strayed > 0 or self.bounds_missed or self._rough > _ROUGHEST
+        return self.lists_fit and not err_one_way and 0 < self.cost <= _DEARER * self.first_cost
 
     @property
     def lists_fit(self) -> bool:
@@ -196,15 +185,13 @@ class Calibration:
 
         Codes of an index that began empty have the usual errors, though nothing was measured yet.
         """
-        err_one_way = self.overstated or self.strayed > 0
-        is_rough = self._rough > _ROUGHEST or (self._rough > _ROUGHER and err_one_way)
+        is_rough = self._rough > _ROUGHEST or (self._rough > _ROUGHER and self.strayed > 0)
         return self.queries > 0 and self.changed_much and (is_rough or self.strayed > _STRAYED_MUCH)
 
     @property
     def exact_eps(self) -> float:
         """Standard errors between an estimate and bounds for exact search; no bound holds where codes err one way."""
-        err_one_way = self.overstated or self.strayed > _STRAYED_SOME
-        return _EXACT_EPS + self.strayed if self.bounds_hold and not err_one_way else _NO_BOUND
+        return _EXACT_EPS + self.strayed if self.bounds_hold and self.strayed <= _STRAYED_SOME else _NO_BOUND
 
     def reached_at(self, k: int) -> float:
         """Return the highest recall measured for `k` neighbours, or for the nearest numbers measured."""
@@ -222,24 +209,19 @@ class Calibration:
         """
         return replace(
             found, changes=self.changes - before.changes, strange=max(0.0, self.strange - before.strange),
-            earlier=self.earlier + before.changes, one_way=self.one_way, own_way=self.own_way, strayed=self.strayed,
-            overstated=self.overstated, strays=self.strays, tuned=self.tuned, made_for=self.made_of,
+            earlier=self.earlier + before.changes, one_way=self.one_way, strayed=self.strayed,
+            strays=self.strays, tuned=self.tuned, made_for=self.made_of,
             bounds_missed=self._missed, first_cost=self.first_cost if self.made_for else self.cost,
         )  # fmt: skip
 
-    def written(self, some: Floats, preview: Preview, count: int, own: float) -> Self:
-        """Return it after `count` vectors were written, such as those turned in `some` ``[n, d]``.
-
-        `own` is the greatest error of any code along its own vector, in standard errors.
-        """
+    def written(self, some: Floats, preview: Preview, count: int) -> Self:
+        """Return it after `count` vectors were written, such as those turned in `some` ``[n, d]``."""
         more = 0.0 if self.one_way is None else one_way_error(some, preview) - self.one_way
         beyond = 0.0 if self.far is None else excess_beyond(self.far, lengths_of_residuals(some, preview), count)
         strayed = max(self.strayed, more) if more > _CHANCE else self.strayed
         strays = None if self.strays is None else self.strays.written(some, preview)
-        most = np.inf if self.own_way is None else _OWN_BEYOND * self.own_way + _CHANCE
-        overstated = self.overstated or own > most
         strange = max(0.0, self.strange + beyond)
-        return replace(self, strayed=strayed, strange=strange, strays=strays, overstated=overstated)
+        return replace(self, strayed=strayed, strange=strange, strays=strays)
 
     @property
     def _wider(self) -> float:
@@ -384,6 +366,9 @@ class Calibration:
         clear = {int(k): [(recall, far) for recall, far in every] for k, every in values.get("clear", {}).items()}
         about |= {name: values[name] for name in (*_MOSTLY_KNOWN, *_MOSTLY_NONE[1:]) if name in values}
         about |= {"strays": Strays.from_json(values["strays"])} if "strays" in values else {}
+        # Codes of earlier indexes may err along their own vectors by more than bounds allow for.
+        odd = values.get("overstated", False) or values.get("own_way", 0.0) > _EXACT_EPS
+        about["bounds_missed"] = odd or about.get("bounds_missed", False)
         return cls(efforts=efforts, tried=tried, reached=reached, alone=alone, clear=clear, **about)
 
 

@@ -32,6 +32,7 @@ _MANY_ROWS = 1024  # from which on BLAS's threads pay; fewer queries, from sever
 _TRAINED = 2048  # residuals looked at together
 _HALF_MAX, _HALF_LEAST = 65504.0, 2.0**-24
 _BYTE = 256  # values of a byte
+_OWN_ERRORS = 3.0  # by which estimates for the queries nearest to a vector are wrong at most: a bound of recall 1 has 8
 
 # Room for factors and errors beyond those of the sample: beyond it, a factor is wrong by more, and an error is unknown.
 # Errors far below the largest are not told apart.
@@ -149,27 +150,31 @@ class CodeBook:
             turned = np.einsum("ij,jk->ik", vectors, self.rotation)
         return turned
 
-    def encode(self, residuals: Floats) -> tuple[Bytes, Shorts]:
+    def encode(self, residuals: Floats, asked: Floats | None = None) -> tuple[Bytes, Shorts]:
         """Return codes uint8 ``[n, code_bytes]`` and numbers uint16 ``[2, n]``; see :meth:`numbers_of`.
 
         Parameters
         ----------
         residuals
             float32 ``[n, d]``: turned vectors less the turned centroids of their lists.
+        asked
+            float32 ``[n, d]``: for each vector the query that lies nearest to it, where products are wanted; else the
+            residuals.
 
         Notes
         -----
         With fields ``u`` and ``v = alpha (u - half)`` the inner product of a residual ``x`` with any ``y`` is estimated
         as ``factor <v, y>``, where ``factor = |x'|^2 / <v, x'>`` for the coded axes ``x'`` (RaBitQ's estimator; axes
         without bits are estimated as zero). Were ``y`` spread over the axes as residuals are, the standard error of
-        the estimate would be ``error |y|``.
+        the estimate would be ``error |y|``. A short code may leave out much along its own vector, so that estimates for
+        the queries nearest to it err by many such errors. The error of this code is raised until these are 3.
         """
         fields, values, factors = self.fields_of(residuals)
         with np.errstate(over="ignore", invalid="ignore"):  # errors far beyond the unit are unknown
-            numbers = self._numbers(residuals / np.float32(self.unit), values, factors / np.float32(self.unit))
+            numbers = self._numbers(residuals / np.float32(self.unit), values, factors / np.float32(self.unit), asked)
         return self.pack(fields), numbers
 
-    def _numbers(self, residuals: Floats, values: Floats, exact: Floats) -> Shorts:
+    def _numbers(self, residuals: Floats, values: Floats, exact: Floats, asked: Floats | None) -> Shorts:
         """Return the numbers of residuals, in units; their codes stand for `values` times a factor."""
         radii = np.sqrt(np.einsum("ij,ij->i", residuals, residuals))
         kept = np.minimum(np.where(radii > 0, np.maximum(radii, _HALF_LEAST), 0), _HALF_MAX).astype(np.float16)
@@ -181,6 +186,8 @@ class CodeBook:
         head, tail = residuals[:, : len(self.alpha)], residuals[:, len(self.alpha) :]
         wrong = head - factors[:, None] * values
         error = _squares(wrong, self.share[: len(self.alpha)]) + _squares(tail, self.share[len(self.alpha) :])
+        own = self._own_errors(np.concatenate([wrong, tail], axis=1), residuals, asked)
+        error = np.maximum(error, np.square(own / np.float32(_OWN_ERRORS)))
         # Rounding errs as well: by little, but where a code is all but exact, as of one axis, it is the whole error.
         norms = np.maximum(np.sqrt(np.einsum("ij,ij->i", head, head)), np.float32(1e-30))
         aligned = np.abs(np.einsum("ij,ij->i", values, head)) / norms
@@ -189,6 +196,13 @@ class CodeBook:
         place = np.ceil((least - self.ratios[2]) / self.ratios[3])
         place = np.where((radii > _HALF_MAX) | (place > UNKNOWN), UNKNOWN, np.maximum(place, 0))
         return np.stack([kept.view(np.uint16), (place.astype(np.int64) << 8 | factor).astype(np.uint16)])
+
+    def _own_errors(self, wrong: Floats, residuals: Floats, asked: Floats | None) -> Floats:
+        """Return the errors of products with the query that lies nearest to each vector, for a query of length one."""
+        lengths = np.linalg.norm(residuals, axis=1) if asked is None else self.wrongness(asked)
+        products = np.einsum("ij,ij->i", residuals if asked is None else asked, wrong)
+        found: Floats = np.divide(products, lengths, out=np.zeros_like(products), where=lengths > 0)
+        return found
 
     def numbers_of(self, numbers: Shorts) -> tuple[Floats, Floats, Floats]:
         """Return radius, factor and error of numbers uint16 ``[2, n]``, float32 ``[n]`` each, in units."""

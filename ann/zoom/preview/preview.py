@@ -34,6 +34,7 @@ from memhier.ann.zoom.preview.scan_arguments import (
     ScanLimits,
     ScanQueries,
 )
+from memhier.ann.zoom.preview.space import directions
 from memhier.ann.zoom.preview.stored_scan import Parts, StoredPart, stored_scan
 
 __all__ = ["BOOK_ROWS_MOST", "BORDER_GAP", "CODINGS", "Coding", "Effort", "Preview", "train_preview"]
@@ -264,7 +265,7 @@ class Preview:
         residuals = turned - self.centroids_of(lists)
         squared: Floats = np.einsum("ij,ij->i", residuals, residuals)
         if isinstance(self.book, CodeBook):
-            codes, numbers = self.book.encode(residuals)
+            codes, numbers = self.book.encode(residuals, directions(turned) if self.inner else None)
         else:
             codes, numbers = self.book.encode(residuals), np.empty((0, len(residuals)), np.uint16)
         return codes, numbers, squared

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from memhier.ann.zoom.source import Block, VectorSource
 
-__all__ = ["EVERY", "METRICS", "Metric", "Numbers", "PreviewSpace", "fit_space"]
+__all__ = ["EVERY", "METRICS", "Metric", "Numbers", "PreviewSpace", "directions", "fit_space"]
 
 Metric: TypeAlias = Literal["l2", "ip", "cosine"]
 Numbers: TypeAlias = range | npt.NDArray[np.int64]
@@ -156,3 +156,9 @@ def fit_space(source: VectorSource, metric: Metric, padded: int) -> PreviewSpace
         )
     scale = 1.0 / reach if reach > 0 else 1.0
     return PreviewSpace(metric, source.dimension, padded, scale)
+
+
+def directions(vectors: FloatMatrix) -> FloatMatrix:
+    """Return vectors ``[n, d]`` at length one; of length zero as they are."""
+    lengths: FloatMatrix = np.sqrt(np.einsum("ij,ij->i", vectors, vectors))[:, None]
+    return np.divide(vectors, lengths, out=vectors.copy(), where=lengths > 0)

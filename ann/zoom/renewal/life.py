@@ -507,7 +507,7 @@ class IndexWriter:
         fresh, preview, about = state.fresh, state.preview, self.about
         name, source = f"p{about.next_part}", VectorSource(fresh.vectors)
         with self._begin() as tx:
-            arrays, order, own = write_coded(tx, name, source, fresh.ids, preview, state.space, self._work_bytes)
+            arrays, order = write_coded(tx, name, source, fresh.ids, preview, state.space, self._work_bytes)
             if fresh.attributes:
                 write_attributes(tx, f"{name}-a-", about.schema, fresh.attributes, order, self._written_rows)
             if fresh.texts is not None:
@@ -516,7 +516,7 @@ class IndexWriter:
                 write_records(tx, f"{name}-docs", [fresh.records[order].tolist()])
             pending = [*about.pending, arrays.entry(name)]
             some = some_of_added(source, preview, state.space, self._work_bytes)
-            calibration = state.calibration.written(some, preview, len(fresh.vectors), own)
+            calibration = state.calibration.written(some, preview, len(fresh.vectors))
             if first:
                 write_preview(tx, preview)
                 about = replace(about, space=state.space)

@@ -214,12 +214,12 @@ def write_recoded(
     """
     preview, calibration = renewed.book, renewed.calibration
     source = PartsSource(parts, task.dtype, task.space.dimension, reader)
-    arrays, order, own = write_coded(tx, task.name, source, source.ids, preview, task.space, task.work_bytes)
+    arrays, order = write_coded(tx, task.name, source, source.ids, preview, task.space, task.work_bytes)
     rows = source.rows[order]
     write_carried(tx, task.name, parts, task.schema, rows, task.work_bytes)
     if source.count:
         some = some_of_added(source, preview, task.space, task.work_bytes)
-        calibration = calibration.written(some, preview, source.count, own)
+        calibration = calibration.written(some, preview, source.count)
     return arrays, rows, calibration
 
 

@@ -5,7 +5,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from memhier.ann.zoom.calibration.added import own_errors
 from memhier.ann.zoom.preview.codes import CodeBook
 from memhier.ann.zoom.preview.preview import Preview
 from memhier.ann.zoom.preview.space import PreviewSpace
@@ -32,12 +31,12 @@ def write_coded(
     preview: Preview,
     space: PreviewSpace,
     work_bytes: int,
-) -> tuple[PartArrays, Ints, float]:
+) -> tuple[PartArrays, Ints]:
     """Write vectors and their codes as the part `name`; return its arrays, and the vector of each row, int64 ``[n]``.
 
-    Parameters and the third value are those of :func:`code_vectors`.
+    Parameters are those of :func:`code_vectors`.
     """
-    arrays, order, own = code_vectors(source, ids, preview, space, work_bytes)
+    arrays, order = code_vectors(source, ids, preview, space, work_bytes)
     row_bytes = source.dtype.itemsize * source.dimension
     writer = RowWriter(tx.segment(f"{name}-rows"), row_bytes)
     step = max(1, work_bytes // (4 * row_bytes))
@@ -45,15 +44,13 @@ def write_coded(
         writer.append(raw_rows(source.take(order[start : start + step])))
     writer.finish()
     arrays.write(tx, name, preview)
-    return arrays, order, own
+    return arrays, order
 
 
 def code_vectors(
     source: VectorSource, ids: npt.NDArray[Any], preview: Preview, space: PreviewSpace, work_bytes: int
-) -> tuple[PartArrays, Ints, float]:
+) -> tuple[PartArrays, Ints]:
     """Return the arrays of a part made of vectors, and the vector of each row, int64 ``[n]``.
-
-    The third value is the greatest of :func:`own_errors <memhier.ann.zoom.calibration.added.own_errors>`.
 
     Parameters
     ----------
@@ -77,15 +74,12 @@ def code_vectors(
     starts = np.concatenate([[0], np.cumsum(np.bincount(lists, minlength=preview.lists))]).astype(np.int64)
     order = np.argsort(lists, kind="stable")
     codes, numbers = np.empty((count, preview.book.code_bytes), np.uint8), np.empty((2, count), np.uint16)
-    own = 0.0
     for start in range(0, count, step):
         part, here = order[start : start + step], slice(start, start + step)
         turned = preview.turn(space.vectors(source.take(part)))
         codes[here], numbers[:, here], _ = preview.encode(turned, lists[part])
-        errors = own_errors(turned, lists[part], codes[here], numbers[:, here], preview)
-        own = max(own, float(errors.max()))
     row_bytes = source.dtype.itemsize * source.dimension
     places = page_order(preview.book, codes, numbers, starts, row_bytes, work_bytes=work_bytes)
     order, codes, numbers = order[places], codes[places], np.ascontiguousarray(numbers[:, places])
     preview.arrange(codes)
-    return PartArrays(starts, codes, numbers, compact_ids(np.asarray(ids[order], np.int64))), order, own
+    return PartArrays(starts, codes, numbers, compact_ids(np.asarray(ids[order], np.int64))), order
