@@ -150,7 +150,7 @@ class ItemWriter:
             following = self._commit_made(state, max(_FEW_TOKENS, _TOKENS_TIMES * int(before)))
         try:
             self._begin_beside(following, compact)
-        except (MemoryError, OSError, RuntimeError, ClosedError) as error:  # the commit is made all the same
+        except Exception as error:  # the commit is made all the same
             self._renewals.failed(error, self.about.changes)
         self._renewals.give_way()
         return following

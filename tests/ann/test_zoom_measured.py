@@ -14,6 +14,7 @@ from memhier.ann import ZoomIndex
 from memhier.ann.zoom.calibration.calibration import Calibration
 from memhier.ann.zoom.preview.preview import Effort
 from memhier.ann.zoom.preview.space import Metric
+from memhier.ann.zoom.renewal import measuring
 
 Floats = npt.NDArray[np.float32]
 AXES, COUNT = 64, 4000
@@ -245,6 +246,45 @@ def test_commit_that_keeps_within_dram_measures_nothing(tmp_path: Path) -> None:
         index.commit(compact=False)
         assert calibrated(index) == COUNT
         assert escalated(index) == "wider"
+
+
+def test_changed_attributes_are_kept_as_efforts_are_measured_anew(tmp_path: Path) -> None:
+    vectors = usual(1, COUNT + 2000)
+    values = dict.fromkeys(range(COUNT), 0)
+    with ZoomIndex.build(
+        tmp_path / "index", vectors[:COUNT], attributes={"a": [0] * COUNT}, dram="6MiB", grow_to=3 * COUNT
+    ) as index:
+        for number, some in enumerate(np.split(vectors[COUNT:], 8), 1):
+            changed = np.arange(50 * number, 50 * number + 80)
+            index.update(changed, attributes={"a": [number] * 80})
+            ids = index.add(some, attributes={"a": [-number] * len(some)})
+            values |= dict.fromkeys(changed.tolist(), number) | dict.fromkeys(ids.tolist(), -number)
+            index.commit()  # raised CorruptionError, though it was durable
+            wait_for_threads()
+        assert calibrated(index) > COUNT
+    with ZoomIndex.open(tmp_path / "index") as index:
+        assert index.fetch(np.array([*values]), fields=["a"])["a"].tolist() == [*values.values()]
+
+
+def test_a_commit_stands_whatever_keeps_a_thread_from_its_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise ValueError("refused")
+
+    def stream(index: ZoomIndex, blocks: list[Floats]) -> None:
+        for some in blocks:
+            index.add(some)
+            index.commit()
+
+    monkeypatch.setattr(measuring, "open_parts", refuse)
+    vectors = usual(1, COUNT + 2000)
+    with ZoomIndex.build(tmp_path / "index", vectors[:COUNT], dram="6MiB", grow_to=3 * COUNT) as index:
+        with pytest.warns(UserWarning, match="refused"):
+            stream(index, np.split(vectors[COUNT:], 8))
+        assert recall_of(index, dict(enumerate(vectors)), usual(2, 20), 10, "l2", recall=1) == 1
+    with ZoomIndex.open(tmp_path / "index") as index:
+        assert len(index) == len(vectors)
 
 
 def test_measuring_depends_on_nothing_but_the_index(tmp_path: Path) -> None:

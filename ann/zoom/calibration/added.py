@@ -89,12 +89,11 @@ def one_way_error(turned: Floats, preview: Preview) -> float:
 
 
 def _errors_of(turned: Floats, lists: Any, codes: Bytes, numbers: Shorts, preview: Preview) -> tuple[Floats, Floats]:
-    """Return how codes of vectors are wrong ``[n, d]``, and their standard errors ``[n]``; 0 where unknown."""
+    """Return how codes of vectors are wrong ``[n, d]``, and their standard errors ``[n]``, of which none is raised."""
     book, wrong = cast(CodeBook, preview.book), turned - preview.centroids_of(lists)
     coded = book.decode(codes, numbers)
     wrong[:, : coded.shape[1]] -= coded * np.float32(book.unit)
-    errors = book.numbers_of(numbers)[2]
-    return wrong, np.where(np.isfinite(errors), errors, 0) * np.float32(book.unit)
+    return wrong, np.sqrt(np.square(wrong) @ book.share)
 
 
 def _lengths_of(asked: Floats, preview: Preview) -> Floats:

@@ -298,7 +298,7 @@ class IndexWriter:
             following = self._commit_made(state, max(_FEW_ROWS, _ROWS_TIMES * rows), compact)
         try:
             self._begin_beside(following, compact)
-        except (MemoryError, OSError, RuntimeError, ClosedError) as error:  # the commit is made all the same
+        except Exception as error:  # the commit is made all the same
             self._renewals.failed(error, following.calibration.all_changes)
         self._renewals.give_way()
         return following

@@ -95,7 +95,7 @@ class Measurements:
             return
         reader = Reader(depth=DEPTH)  # no search uses it
         try:
-            parts = open_parts(self._store, state.parts, reader, {})
+            parts = open_parts(self._store, state.parts, reader, state.schema)
             self._work.start(
                 partial(_measure_with, replace(state, parts=tuple(parts)), reader, self._lock, self.hand_over)
             )
