@@ -254,3 +254,22 @@ def test_borders_count_for_usual_searches_of_many_lists_alone(
     assert found.of_radius(effort, 0.9).border == 0
     assert found.effort(200, 0.9)[0].border == 0  # beyond those measured
     assert found.changed(_COUNT // 5).effort(10, 0.9)[0].border == 0
+
+
+def test_least_budget_is_kept_as_vectors_come_up_to_grow_to(tmp_path: Path) -> None:
+    vectors = np.random.default_rng(0).standard_normal((14_000, _AXES)).astype(np.float32)
+    dram = _least(tmp_path, vectors[:10_000], grow_to=14_000)
+    with ZoomIndex.build(tmp_path / "index", vectors[:10_000], dram=dram, grow_to=14_000) as index:
+        for some in np.split(vectors[10_000:], 20):
+            index.add(some)  # was refused from 11,600 vectors on
+            index.commit()
+            assert index.stats()["planned_bytes"] <= dram
+        found = index.search(vectors[::700], 1, recall=1)
+        np.testing.assert_array_equal(found.ids[:, 0], np.arange(0, 14_000, 700))
+
+
+def test_tuning_keeps_the_budget(tmp_path: Path) -> None:
+    vectors = _vectors(_COUNT, 1)
+    with _build(tmp_path, vectors) as index:
+        index.tune(_vectors(200, 2))
+        assert index.stats()["planned_bytes"] <= index.stats()["dram"]

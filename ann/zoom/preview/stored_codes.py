@@ -6,6 +6,7 @@ one more, it begins with the next page. DRAM holds where lists start, and a chec
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy.typing as npt
 from memhier import backend
 from memhier.ann.zoom.filters.bitmaps import Words
 from memhier.ann.zoom.preview.blocks import BLOCK_ROWS, interleave
+from memhier.errors import ClosedError
 from memhier.io.page_file import PAGE_BYTES
 from memhier.io.read_arguments import Tallies
 from memhier.io.reader import Reader
@@ -139,6 +141,15 @@ class StoredCodes:
 
     def __len__(self) -> int:
         return int(self.starts[-1])
+
+    def read_by(self, reader: Reader, file: int) -> "StoredCodes":
+        """Return them as another reader reads the same blocks."""
+        return StoredCodes(self.starts, reader, file, self._code_bytes, self.id_dtype)
+
+    def close(self) -> None:
+        """Close the file, of a reader that may be closed itself."""
+        with suppress(ClosedError):
+            self._reader.remove(self._file)
 
     @property
     def memory_bytes(self) -> int:

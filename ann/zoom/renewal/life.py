@@ -34,7 +34,7 @@ from memhier.ann.zoom.renewal.changes import waiting_bytes, whole_bytes, with_va
 from memhier.ann.zoom.renewal.documents import ChangedDocuments
 from memhier.ann.zoom.renewal.kept import Kept, rows_lacking, values_kept
 from memhier.ann.zoom.renewal.kept_vectors import KeptVectors
-from memhier.ann.zoom.renewal.measuring import Measured, Measurements, measure_anew
+from memhier.ann.zoom.renewal.measuring import Measured, Measurements
 from memhier.ann.zoom.renewal.merge import (
     WRITTEN_BYTES,
     Merged,
@@ -55,7 +55,7 @@ from memhier.ann.zoom.storage.changes import VALUE_BYTES, segments_of
 from memhier.ann.zoom.storage.fresh import Fresh, fresh_row_bytes, value_bytes
 from memhier.ann.zoom.storage.fullview import RowWriter
 from memhier.ann.zoom.storage.ids import Ids, Located, locate, locate_all, refuse_known
-from memhier.ann.zoom.storage.layout import IndexLayout, fresh_bytes, lists_anew
+from memhier.ann.zoom.storage.layout import PART_BYTES, IndexLayout, fresh_bytes, lists_anew
 from memhier.ann.zoom.storage.part import IndexPart, PartFiles
 from memhier.ann.zoom.storage.prepared import drop_prepared, note_prepared, publish_prepared
 from memhier.ann.zoom.storage.snapshot import Footprint, IndexSnapshot
@@ -82,6 +82,7 @@ _LONG = 2 * LONGEST  # times the mean: how long a list may grow
 _LONG_CHANGES = 0.05  # of the vectors, before a long list is worth a compaction
 _GROWN = 2  # times the vectors that lists were made for, or that part of them
 _REMOVED = 0.13  # of the rows, as after three tenths of changes that replace vectors
+_MANY = 2  # parts, beyond which all are made one where there is hardly room for another
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 
@@ -292,7 +293,8 @@ class IndexWriter:
         with self._all_or_nothing(state):
             state = self._spill(state)
             rows = sum(int(entry["rows"]) for entry in self.about.pending)
-            if compact or (compact is None and not state.count and self._is_outgrown(state)):
+            now = self._is_full(state) or (not state.count and self._is_outgrown(state))
+            if compact or (compact is None and now):
                 self._renewals.stop()
                 return self._renew(state) if state.count else self._rewrite(state, 0)
             following = self._commit_made(state, max(_FEW_ROWS, _ROWS_TIMES * rows), compact)
@@ -539,7 +541,9 @@ class IndexWriter:
                 return self._switch(state, renewed)
         if not self._dirty and self._renewals.made is None:
             return state
-        first = self._first_to_join(state, self._renewals.claimed(state.parts), few)
+        # Where no thread has room for a join, neither is there room for many rows, and they are joined now.
+        beside = self.about.dram - self._planned(state) >= _JOIN_BYTES + self._work_bytes
+        first = self._first_to_join(state, self._renewals.claimed(state.parts), few if beside else None)
         return self._rewrite(state, first, self._renewals.take_made())
 
     def _take_measured(self, state: IndexSnapshot, compact: bool | None) -> IndexSnapshot:
@@ -554,7 +558,7 @@ class IndexWriter:
             return state
         state = state if measured is None else self.use(state, measured)
         if compact is None and self._measurements.is_overdue(state):
-            state = self.use(state, measure_anew(state, self._reader))
+            state = self.use(state, self._measurements.measure(state))
         return state
 
     def _begin_beside(self, state: IndexSnapshot, compact: bool | None) -> None:
@@ -581,8 +585,13 @@ class IndexWriter:
         trained = state.calibration.vectors > 0 or state.count >= _FIRST_TRAINED
         return trained and state.count > 0 and self._is_outgrown(state)
 
+    def _is_full(self, state: IndexSnapshot) -> bool:
+        """Return whether parts with codes on SSD leave no room for another, so that a thread would come too late."""
+        piled = state.preview.on_ssd and len(state.parts) > _MANY
+        return piled and self.about.dram - self._planned(state) < _another(state, self._work_bytes)
+
     def _is_outgrown(self, state: IndexSnapshot) -> bool:
-        return outgrown(state, self.about.dram - self._planned(state))
+        return outgrown(state, self.about.dram - self._planned(state), self._work_bytes)
 
     def _is_untrained(self, state: IndexSnapshot) -> bool:
         return not self.about.trained_on and not state.parts
@@ -694,6 +703,8 @@ class IndexWriter:
     def _layout_anew(self, state: IndexSnapshot) -> IndexLayout:
         about, book, padded = self.about, state.preview.book, state.space.padded
         spare = about.dram - self._planned(state)
+        if state.preview.on_ssd:  # there is room for parts to come
+            spare -= 2 * _MANY * _another(state, self._work_bytes)
         count = sum(part.alive_count for part in state.parts)
         lists = lists_anew(count, state.preview.lists, padded, about.dram, spare)
         rotate = isinstance(book, CodeBook) and book.rotation.ndim == 2
@@ -908,11 +919,17 @@ def _in_place(parts: Sequence[IndexPart], made: Made | None) -> list[IndexPart |
     return [*parts[:first], made, *parts[first + len(made.replaced) :]]
 
 
-def outgrown(state: IndexSnapshot, room: int) -> bool:
-    """Return whether the index is worth making anew, with so many bytes of DRAM left in its budget.
+def _another(state: IndexSnapshot, fresh: int) -> int:
+    """Return the DRAM of another part with codes on SSD, and of the vectors that wait for it, in bytes."""
+    return PART_BYTES + 16 * (state.preview.lists + 1) + 2 * fresh
+
+
+def outgrown(state: IndexSnapshot, room: int, fresh: int) -> bool:
+    """Return whether the index is worth making anew, with `room` bytes of DRAM left for `fresh` bytes of vectors.
 
     That is so once much has changed and lists or codes no longer fit, or there are too many vectors or too few for the
-    lists; or where removed rows stay, as there is no room to join their part; or once a list has grown too long.
+    lists; or where removed rows stay, as there is no room to join their part, or with codes on SSD, which leave little
+    room for joins, parts until there is hardly room for another; or once a list has grown too long.
     """
     calibration, made_of = state.calibration, state.calibration.made_of
     if calibration.worn or calibration.tuned or calibration.all_changes <= _LONG_CHANGES * made_of:
@@ -920,4 +937,5 @@ def outgrown(state: IndexSnapshot, room: int) -> bool:
     few_or_many = not made_of <= _GROWN * state.count <= _GROWN**2 * made_of
     rows, alive = sum(map(len, state.parts)), sum(part.alive_count for part in state.parts)
     stay = rows - alive > _REMOVED * rows and merged_bytes(state.parts, state.preview, True) > room
-    return few_or_many or stay or state.longest_list > _LONG
+    pile = state.preview.on_ssd and len(state.parts) > _MANY and room < 2 * _another(state, fresh)
+    return few_or_many or stay or pile or state.longest_list > _LONG

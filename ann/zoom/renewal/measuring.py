@@ -29,7 +29,7 @@ from memhier.ann.zoom.storage.snapshot import IndexSnapshot
 from memhier.io.reader import Reader
 from memhier.store.store import Store
 
-__all__ = ["Measured", "Measurements", "measure_anew"]
+__all__ = ["Measured", "Measurements"]
 
 _QUERIES = 160  # of each kind
 _FEWEST = 128  # of a kind: fewer hardly tell of a recall of .99
@@ -95,13 +95,18 @@ class Measurements:
             return
         reader = Reader(depth=DEPTH)  # no search uses it
         try:
-            parts = open_parts(self._store, state.parts, reader, state.schema)
-            self._work.start(
-                partial(_measure_with, replace(state, parts=tuple(parts)), reader, self._lock, self.hand_over)
-            )
+            self._work.start(partial(_measure_with, self._opened(state, reader), reader, self._lock, self.hand_over))
         except BaseException:
             reader.close()
             raise
+
+    def measure(self, state: IndexSnapshot) -> Measured:
+        """Measure a snapshot now."""
+        with Reader(depth=DEPTH) as reader:  # reads many lists together, for which that of the index has no room
+            return _measure_anew(self._opened(state, reader), reader)
+
+    def _opened(self, state: IndexSnapshot, reader: Reader) -> IndexSnapshot:
+        return replace(state, parts=tuple(open_parts(self._store, state.parts, reader, state.schema)))
 
     def is_overdue(self, state: IndexSnapshot) -> bool:
         """Return whether so much has changed that efforts are to be measured at once, as no thread does."""
@@ -117,7 +122,7 @@ class Measurements:
         self._work.stop()
 
 
-def measure_anew(state: IndexSnapshot, reader: Reader) -> Measured:
+def _measure_anew(state: IndexSnapshot, reader: Reader) -> Measured:
     """Return the efforts for vectors of a snapshot, which are read once. They do not depend on earlier efforts.
 
     Raises
@@ -150,7 +155,7 @@ def _measure_with(
     state: IndexSnapshot, reader: Reader, lock: RLock, hand_over: Callable[[Measured], None] | None
 ) -> Measured:
     with reader:
-        measured = measure_anew(state, reader)
+        measured = _measure_anew(state, reader)
     while not lock.acquire(timeout=_POLL_SECONDS):
         pause()
     try:

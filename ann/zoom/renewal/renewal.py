@@ -90,7 +90,7 @@ def open_parts(store: Store, parts: Sequence[IndexPart], reader: Reader, schema:
     files = PartFiles(store, reader, BitmapCache(1), texts, PAGE_BYTES, PAGE_BYTES)
     return [
         files.open(part.name, part.arrays, part.row_bytes, schema, part.alive, part.alive_name, part.entry())
-        for part in parts
+        for part in (part.read_by(reader) for part in parts)
     ]
 
 

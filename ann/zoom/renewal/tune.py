@@ -11,6 +11,7 @@ from memhier.ann.zoom.calibration.mixtures import calibrate_kinds
 from memhier.ann.zoom.calibration.truth import QUERIES, NeighbourTruth
 from memhier.ann.zoom.pauses import pause
 from memhier.ann.zoom.renewal.merge import alive_blocks
+from memhier.ann.zoom.renewal.renewal import DEPTH
 from memhier.ann.zoom.renewal.trials import try_efforts
 from memhier.ann.zoom.search.search import Search, Selection, candidate_limit
 from memhier.ann.zoom.storage.part import gather
@@ -56,7 +57,9 @@ def measure(state: IndexSnapshot, reader: Reader, queries: Floats) -> Calibratio
         pause()
         truth.add(positions, state.space.vectors(vectors))
     truth.finish()
-    found = calibrate_kinds(state.preview, state.findable.coded, truth, state.row_bytes)
+    with Reader(depth=DEPTH) as apart:  # reads many lists together, for which the other has no room
+        coded = replace(state, parts=tuple(part.read_by(apart) for part in state.parts)).findable.coded
+        found = calibrate_kinds(state.preview, coded, truth, state.row_bytes)
     found = before.measured_anew(replace(found, far=before.far), before)
     if state.preview.coding == "pq":
         return found

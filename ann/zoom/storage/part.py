@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,7 @@ from memhier.ann.zoom.storage.changed_attributes import ChangedAttributes
 from memhier.ann.zoom.storage.changes import Changes, column_name, open_changes
 from memhier.ann.zoom.storage.fullview import stored_bytes
 from memhier.ann.zoom.storage.rows import RowPart, open_fields
-from memhier.ann.zoom.storage.stored_arrays import StoredArrays, close_file
+from memhier.ann.zoom.storage.stored_arrays import StoredArrays
 from memhier.errors import ClosedError, CorruptionError
 from memhier.fields import stored_array, stored_segment
 from memhier.io.page_file import PAGE_BYTES
@@ -98,6 +98,10 @@ class IndexPart:
 
     def __len__(self) -> int:
         return len(self.arrays)
+
+    def read_by(self, reader: Reader) -> Self:
+        """Return the part with codes that another reader reads, where they lie on SSD."""
+        return replace(self, arrays=self.arrays.read_by(reader)) if isinstance(self.arrays, StoredArrays) else self
 
     @property
     def memory_bytes(self) -> int:
@@ -363,11 +367,11 @@ class PartFiles:
 
 def _close_files(reader: Reader, files: Sequence[int | StoredAny]) -> None:
     for file in files:
-        if isinstance(file, int):
-            close_file(reader, file)
-            continue
         with suppress(ClosedError):
-            file.close()
+            if isinstance(file, int):
+                reader.remove(file)
+            else:
+                file.close()
 
 
 def held_bytes(parts: Sequence[IndexPart]) -> int:

@@ -1,7 +1,5 @@
 """The lists of a part whose codes and ids stay on SSD."""
 
-from contextlib import suppress
-from functools import partial
 from typing import Any, Self, TypeAlias
 
 import numpy as np
@@ -15,7 +13,7 @@ from memhier.ann.zoom.preview.scan_arguments import positions_of
 from memhier.ann.zoom.preview.stored_codes import ListRows, StoredCodes, block_bytes, list_offsets
 from memhier.ann.zoom.preview.stored_scan import StoredPart
 from memhier.ann.zoom.storage.arrays import Spread, check_starts, part_entry
-from memhier.errors import ClosedError, CorruptionError
+from memhier.errors import CorruptionError
 from memhier.fields import stored_array, stored_segment
 from memhier.io.read_arguments import Tallies
 from memhier.io.reader import Reader
@@ -23,7 +21,7 @@ from memhier.rows.rank_request import PageRows
 from memhier.shield import when_gone
 from memhier.store.store import SegmentInfo, Store
 
-__all__ = ["StoredArrays", "close_file"]
+__all__ = ["StoredArrays"]
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 
@@ -45,6 +43,7 @@ class StoredArrays:
         self._codes, self._store, self._name, self._wave_bytes = codes, store, name, wave_bytes
         self.starts: Ints = codes.starts
         self.id_dtype: np.dtype[Any] = codes.id_dtype
+        when_gone(self, codes.close)
 
     def __len__(self) -> int:
         return len(self._codes)
@@ -105,12 +104,9 @@ class StoredArrays:
         if blocks.length != list_offsets(starts, block_bytes(code_bytes, id_dtype.itemsize))[-1]:
             raise CorruptionError(f"{blocks.path}: {blocks.payload} bytes do not hold {count} rows of codes and ids")
         file = store.attach(f"{name}-lists", reader, held=True)
-        arrays = cls(StoredCodes(starts, reader, file, code_bytes, id_dtype), store, name, wave_bytes)
-        when_gone(arrays, partial(close_file, reader, file))
-        return arrays
+        return cls(StoredCodes(starts, reader, file, code_bytes, id_dtype), store, name, wave_bytes)
 
-
-def close_file(reader: Reader, file: int) -> None:
-    """Close a file of a reader, which may be closed itself."""
-    with suppress(ClosedError):
-        reader.remove(file)
+    def read_by(self, reader: Reader) -> Self:
+        """Return the arrays as another reader reads them."""
+        file = self._store.attach(f"{self._name}-lists", reader, held=True)
+        return type(self)(self._codes.read_by(reader, file), self._store, self._name, self._wave_bytes)
