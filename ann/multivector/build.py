@@ -17,9 +17,8 @@ from memhier.ann.zoom.ids.stored_texts import in_order, write_texts
 from memhier.ann.zoom.payload.staged import StagedDocuments
 from memhier.ann.zoom.payload.stored import write_records
 from memhier.ann.zoom.storage.ids import Ids
-from memhier.ann.zoom.storage.layout import fresh_bytes, read_depth
+from memhier.ann.zoom.storage.layout import fresh_bytes, index_reader
 from memhier.arguments import counted
-from memhier.io.reader import Reader
 from memhier.store.store import Store
 
 __all__ = ["ItemBuild", "build_items"]
@@ -59,7 +58,7 @@ def _write(
     )  # fmt: skip
     layout = plan_items(sizes.grown(options.grow_to), options.dram)
     book, entries, learnt = trained_book(source, layout, seed), list[dict[str, Any]](), Calibration()
-    with Reader(depth=read_depth(options.dram)) as reader, store.begin() as tx:
+    with index_reader(options.dram) as reader, store.begin() as tx:
         book.write(tx)
         if count:
             arrays = write_items(tx, "p0", source, names.numbers, book, seed)

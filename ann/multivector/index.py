@@ -37,7 +37,7 @@ from memhier.ann.zoom.search.fields import fields_of_ids
 from memhier.ann.zoom.search.grouped import query_groups
 from memhier.ann.zoom.storage.catalog import AUDIT_KEY
 from memhier.ann.zoom.storage.ids import as_ids, locate, refuse_clashes, stream_ids, with_repeats
-from memhier.ann.zoom.storage.layout import attribute_bytes, read_contexts, read_depth
+from memhier.ann.zoom.storage.layout import attribute_bytes, index_reader
 from memhier.ann.zoom.storage.rows import misposted
 from memhier.arguments import check_here, check_int, check_number
 from memhier.budget import parse_bytes
@@ -80,7 +80,7 @@ class MultiVectorIndex(Closing):
             raise TypeError(f"store={store!r}: expected a Store; MultiVectorIndex.open(path) opens an index")
         self._store = store
         about = self._about = ItemDescription.load(store)
-        self._reader = reader = Reader(depth=read_depth(about.dram), contexts=read_contexts(about.dram))
+        self._reader = reader = index_reader(about.dram)
         try:
             self._footprint, opener, state = _opened(store, reader, about)
         except BaseException:

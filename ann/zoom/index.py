@@ -51,8 +51,7 @@ from memhier.ann.zoom.storage.layout import (
     attribute_bytes,
     codes_can_grow,
     filters_bytes,
-    read_contexts,
-    read_depth,
+    index_reader,
     scan_bytes,
     wave_bytes,
 )
@@ -101,7 +100,7 @@ class ZoomIndex(Closing):
         if raw is None:
             raise FormatError(f"{store.path}: the catalog does not describe an index")
         about = self._about = Description.decode(raw, store.path)
-        self._reader = reader = Reader(depth=read_depth(about.dram), contexts=read_contexts(about.dram))
+        self._reader = reader = index_reader(about.dram, about.on_ssd)
         try:
             self._footprint, files = _files_of(store, reader, about, pool)
             self._searcher = Searcher(IndexSnapshot.load(store, about, files, reader), reader, about.searches)

@@ -27,9 +27,9 @@ from memhier.shield import check_interrupt, shielded
 
 __all__ = ["THREADS_MAX", "PythonPageReader"]
 
-RUN_PAGES = 16  # neighbouring pages merged into one read: 64 KiB
 WINDOW_REQUESTS = 16384  # requests planned at a time, so that a plan does not grow with the batch
 THREADS_MAX = 16  # more threads only wait for the interpreter lock
+_ARENA_PAGES = 256  # of all threads: the longest read
 
 
 @dataclass(frozen=True)
@@ -76,10 +76,10 @@ class _Batch:
 class PythonPageReader:
     """The core behind :class:`memhier.io.reader.Reader` when its engine is ``"python"``."""
 
-    def __init__(self, *, engine: str, depth: int, contexts: int) -> None:
+    def __init__(self, *, engine: str, depth: int, contexts: int, run_pages: int) -> None:
         del contexts  # of the compiled core: here all calls share the threads
-        self.engine = engine
-        self._threads = min(depth, THREADS_MAX)
+        self.engine, self._run_pages = engine, run_pages
+        self._threads = min(depth, THREADS_MAX, _ARENA_PAGES // run_pages)
         self._sources: dict[int, _Source] = {}
         self._counts = dict.fromkeys(("calls", "requests", "reads", "pages", "bytes"), 0)
         self._pool: BufferPool | None = None  # None: no page is held
@@ -93,9 +93,8 @@ class PythonPageReader:
         self._lock = threading.Lock()
         self._workers = ThreadPoolExecutor(self._threads, "memhier-read")
         self._lanes: queue.SimpleQueue[NDArray[np.uint8]] = queue.SimpleQueue()
-        lane_bytes = RUN_PAGES * PAGE_BYTES
-        self._arena = np.frombuffer(mmap.mmap(-1, self._threads * lane_bytes), np.uint8)
-        for lane in self._arena.reshape(self._threads, lane_bytes):
+        self._arena = np.frombuffer(mmap.mmap(-1, self._threads * self._run_pages * PAGE_BYTES), np.uint8)
+        for lane in self._arena.reshape(self._threads, -1):
             self._lanes.put(lane)
         self._make_pool()
 
@@ -165,8 +164,7 @@ class PythonPageReader:
         """Make `length` bytes of a file readable."""
         old = self._sources[handle]
         number = old.held_as if old.held_as < 0 else self._number()
-        grown = replace(old, length=length, checksums=checksums, held_as=number)
-        self._sources = {**self._sources, handle: grown}
+        self._sources = {**self._sources, handle: replace(old, length=length, checksums=checksums, held_as=number)}
         self._let_go(old)
 
     def remove(self, handle: int) -> None:
@@ -232,7 +230,7 @@ class PythonPageReader:
         _take_held(batch)
         if not len(batch.files):
             return
-        runs = list(plan_runs(batch.files, batch.offsets, batch.length))
+        runs = list(plan_runs(batch.files, batch.offsets, batch.length, self._run_pages))
         if len(runs) < 3:  # waking threads would cost more than it gains
             self._work(batch, iter(runs))
             return
@@ -280,8 +278,8 @@ class PythonPageReader:
                     batch.tally[name] += more
 
 
-def plan_runs(files: NDArray[np.int32], offsets: NDArray[np.int64], length: int) -> Iterator[_Run]:
-    """Yield the reads that serve requests sorted by file and offset: each page once, neighbours together."""
+def plan_runs(files: NDArray[np.int32], offsets: NDArray[np.int64], length: int, most: int) -> Iterator[_Run]:
+    """Yield reads of `most` pages that serve requests sorted by file and offset: each page once, with neighbours."""
     first = offsets // PAGE_BYTES
     last = (offsets + (length - 1)) // PAGE_BYTES
     apart = (files[1:] != files[:-1]) | (first[1:] > last[:-1] + 1)
@@ -290,7 +288,7 @@ def plan_runs(files: NDArray[np.int32], offsets: NDArray[np.int64], length: int)
         page, end = int(first[start]), int(last[stop - 1]) + 1
         lower = start
         while page < end:
-            pages = min(RUN_PAGES, end - page)
+            pages = min(most, end - page)
             lower += int(np.searchsorted(last[lower:stop], page))
             upper = lower + int(np.searchsorted(first[lower:stop], page + pages))
             yield _Run(int(files[start]), page, pages, lower, upper)

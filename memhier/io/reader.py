@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["PAGE_BYTES", "PendingRead", "Reader"]
 
 ENGINES = ("uring", "aio", "threads", "python")
-DEPTH_MAX, CONTEXTS_MAX = 4096, 64
+DEPTH_MAX, CONTEXTS_MAX, RUN_PAGES_MAX = 4096, 64, 256
 _LENGTH = "bytes, or None for the whole file"
 REPAIRS = 16
 """How often a call begins again since pages of a source were damaged: a small cache may lose them to others."""
@@ -84,6 +84,8 @@ class Reader(Closing):
     contexts
         Calls that read at the same time, 1 to 64; others wait for one of them. Each can fill the device's queue alone;
         more only help calls that wait for their own few reads. Calls of ``"python"`` share their threads.
+    run_pages
+        Neighbouring pages that become one read, at most, 1 to 256; with more, each read in flight takes more DRAM.
     direct
         None reads past the page cache where the file system can, and else through it, with hints that keep it empty;
         True insists (an OSError where it cannot be had); False reads through the page cache.
@@ -108,14 +110,16 @@ class Reader(Closing):
     """
 
     def __init__(
-        self, engine: str | None = None, depth: int = 128, direct: bool | None = None, contexts: int = 4
-    ) -> None:
+        self, engine: str | None = None, depth: int = 128, direct: bool | None = None, contexts: int = 4,
+        run_pages: int = 16,
+    ) -> None:  # fmt: skip
         depth = check_int("depth", depth, 1, DEPTH_MAX, "reads in flight")
         if direct is not None and not isinstance(direct, bool):
             raise TypeError(f"direct={direct!r}: expected True, False or None")
         self._direct = direct
         contexts = check_int("contexts", contexts, 1, CONTEXTS_MAX, "calls at a time")
-        self._core = _make_core(engine, depth, contexts)
+        run_pages = check_int("run_pages", run_pages, 1, RUN_PAGES_MAX, "pages of a read")
+        self._core = _make_core(engine, depth, contexts, run_pages)
         self._files: dict[int, PageFile] = {}
         self._page_sources: WeakKeyDictionary[PageFile, PageSource] = WeakKeyDictionary()
         self._holdable: set[int] = set()
@@ -231,8 +235,7 @@ class Reader(Closing):
         if source is not None and checksums is None:
             raise ValueError("source: needs checksums, which tell the pages that are there")
         file = PageFile(path, self._direct)
-        if length is None:
-            length = file.size()
+        length = file.size() if length is None else length
         file.check_holds(length)
         checksums = check_checksums(checksums, length)
         with self._guard():
@@ -420,13 +423,12 @@ class Reader(Closing):
         """
         files = list(self._files.values())
         buffered = sum(not file.direct for file in files)
-        counters = self._core.counters()
         return {
             "engine": self.engine,
             "direct": buffered == 0,
             "buffered_files": buffered,
             "files": len(files),
-            **counters,
+            **self._core.counters(),
         }
 
     @shielded
@@ -475,23 +477,22 @@ class Reader(Closing):
 
     def _refuse(self, index: int, file: int | NDArray[np.int32], offsets: NDArray[np.int64], length: int) -> None:
         handle = file if isinstance(file, int) else int(file[index])
-        path = self._page_file(handle).path
         raise ValueError(
             f"offsets[{index}]={int(offsets[index])} with length={length}: "
-            f"expected a range within the {int(self._lengths[handle])} bytes of {path}"
+            f"expected a range within the {int(self._lengths[handle])} bytes of {self._page_file(handle).path}"
         )
 
 
-def _make_core(engine: str | None, depth: int, contexts: int) -> "PageReader | PythonPageReader":
+def _make_core(engine: str | None, depth: int, contexts: int, run_pages: int) -> "PageReader | PythonPageReader":
     source = "engine"
     if engine is None:
         engine, source = os.environ.get("MEMHIER_IO") or None, "MEMHIER_IO"
     if engine is not None and engine not in ENGINES:
         raise ValueError(f"{source}={engine!r}: expected one of {', '.join(ENGINES)}")
     if engine == "python" or (engine is None and backend.core is None):
-        return PythonPageReader(engine="python", depth=depth, contexts=contexts)
+        return PythonPageReader(engine="python", depth=depth, contexts=contexts, run_pages=run_pages)
     if backend.core is None:
         raise RuntimeError(
             f"{source}={engine!r}: needs the compiled core, which is not in use here; expected 'python', or unset"
         )
-    return backend.core.PageReader(engine=engine or "auto", depth=depth, contexts=contexts)
+    return backend.core.PageReader(engine=engine or "auto", depth=depth, contexts=contexts, run_pages=run_pages)

@@ -14,10 +14,10 @@ from memhier.ann.zoom.preview.space import core_dimension, fit_space
 from memhier.ann.zoom.source import VectorSource, open_source
 from memhier.ann.zoom.storage.layout import (
     IndexSizes,
+    index_reader,
     lists_anew,
     plan_layout,
     read_contexts,
-    read_depth,
     scan_bytes,
 )
 from memhier.errors import BudgetError
@@ -164,12 +164,20 @@ def test_a_query_is_turned_alike_alone_and_among_others(dimension, count):
 @pytest.mark.parametrize("megabytes", [32, 40, 48, 64, 96, 128, 160, 256])
 def test_eight_threads_search_at_a_time_from_32_mib_on(megabytes):
     dram = megabytes << 20
-    sizes = IndexSizes(100_000, 960, "l2", "rabitq", 3840, 4, 6750 * read_depth(dram))  # of the compiled reader
+    reads = min(64, megabytes)  # in flight, of a search
+    sizes = IndexSizes(100_000, 960, "l2", "rabitq", 3840, 4, 6750 * reads)  # of the compiled reader
     layout = plan_layout(sizes, dram)
     assert layout.searches >= read_contexts(dram) == 8
     assert layout.memory_bytes <= dram
     searches = layout.searches * scan_bytes(dram, layout.searches) + 8 * sizes.reader_bytes
     assert searches <= 0.08 * dram or layout.code_bytes == 480  # the longest leave room for larger ones
+
+
+@pytest.mark.parametrize("megabytes", [1, 16, 17, 18, 19, 24, 31, 32, 33, 34, 36, 48, 64, 100, 1000])
+def test_long_reads_of_codes_take_no_more_dram(megabytes):
+    dram = megabytes << 20
+    with index_reader(dram) as usual, index_reader(dram, on_ssd=True) as long:
+        assert long.planned_bytes <= usual.planned_bytes
 
 
 @settings(max_examples=100, deadline=None)

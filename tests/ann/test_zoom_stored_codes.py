@@ -15,6 +15,7 @@ from memhier.ann.zoom.calibration.calibration import Calibration
 from memhier.ann.zoom.storage.catalog import KIND, Description
 from memhier.benchmarks.generators import mixed
 from memhier.errors import BudgetError, CorruptionError
+from memhier.io.reader import Reader
 from memhier.store.store import Store
 
 _COUNT = 16_000
@@ -117,6 +118,21 @@ def test_id_lists_radius_and_fetch_agree_with_plain_ones(index: ZoomIndex) -> No
     assert _COUNT not in index
     np.testing.assert_array_equal(np.sort(np.concatenate([*index.ids()])), np.arange(_COUNT))
     assert "list" in str(index.explain(queries[0], 10))
+
+
+def test_long_reads_find_the_same(index: ZoomIndex, monkeypatch: pytest.MonkeyPatch) -> None:
+    queries = _vectors(30, 6)
+    with ZoomIndex.open(index.path, pool=False) as usual:
+        found = [usual.search(query, 10, recall=0.99) for query in queries[:, None]]
+    monkeypatch.setattr("memhier.ann.zoom.index.index_reader", lambda dram, on_ssd: Reader(run_pages=32))
+    with ZoomIndex.open(index.path, pool=False) as longer:
+        again = [longer.search(query, 10, recall=0.99) for query in queries[:, None]]
+    for some, other in zip(found, again, strict=True):
+        np.testing.assert_array_equal(some.ids, other.ids)
+        np.testing.assert_array_equal(some.distances, other.distances)
+        assert some.stats["pages"] == other.stats["pages"]
+        assert some.stats["reads"] >= other.stats["reads"]
+    assert sum(each.stats["reads"] for each in found) > sum(each.stats["reads"] for each in again)
 
 
 def test_threads_find_the_same(index: ZoomIndex) -> None:

@@ -18,7 +18,6 @@ from memhier.io.kernels import crc32c_pages
 from memhier.io.read_arguments import READ_TALLY
 from memhier.io.reader import ENGINES, PAGE_BYTES, Reader
 
-RUN_PAGES = 16
 # Sizes around a block and a page, and one that is longer than a merged read.
 SIZES = (1, 511, 4096, 4097, 5 * 4096, 97 * 4096 + 1234)
 
@@ -30,6 +29,7 @@ class Library:
     reader: Reader
     contents: list[bytes]
     handles: list[int]
+    run_pages: int
 
     def expected(self, files: list[int], offsets: list[int], length: int) -> NDArray[np.uint8]:
         rows = [self.contents[file][offset : offset + length] for file, offset in zip(files, offsets, strict=True)]
@@ -58,16 +58,19 @@ def contents(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, bytes
     return files
 
 
-@pytest.fixture(scope="module", params=[(e, d, c) for e in ENGINES for d, c in ((None, True), (False, False))], ids=str)
+WAYS = ((None, True, 16), (False, False, 16), (None, True, 32))  # direct, with checksums, pages of the longest read
+
+
+@pytest.fixture(scope="module", params=[(engine, *way) for engine in ENGINES for way in WAYS], ids=str)
 def library(request: pytest.FixtureRequest, contents: list[tuple[Path, bytes]]) -> Iterator[Library]:
-    engine, direct, with_checksums = request.param
-    with open_reader(engine, depth=7, direct=direct) as reader:
+    engine, direct, with_checksums, run_pages = request.param
+    with open_reader(engine, depth=7, direct=direct, run_pages=run_pages) as reader:
         handles = []
         for path, content in contents:
             padded = content + bytes(-len(content) % PAGE_BYTES)
             handles.append(reader.add(path, checksums=crc32c_pages(padded) if with_checksums else None))
         assert reader.engine == engine
-        yield Library(reader, [content for _, content in contents], handles)
+        yield Library(reader, [content for _, content in contents], handles, run_pages)
 
 
 @st.composite
@@ -95,7 +98,7 @@ def expected_reads(library: Library, files: list[int], offsets: list[int], lengt
     reads = 0
     run = 0
     for file, page in sorted(pages):
-        run = run + 1 if (file, page - 1) in pages and run < RUN_PAGES else 1
+        run = run + 1 if (file, page - 1) in pages and run < library.run_pages else 1
         reads += run == 1
     return len(pages), reads
 

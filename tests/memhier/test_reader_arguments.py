@@ -37,6 +37,8 @@ def path(tmp_path: Path) -> Path:
         ({"direct": "yes"}, TypeError, "direct='yes'"),
         ({"contexts": 0}, ValueError, "contexts=0"),
         ({"contexts": 65}, ValueError, "contexts=65"),
+        ({"run_pages": 0}, ValueError, "run_pages=0"),
+        ({"run_pages": 257}, ValueError, "run_pages=257"),
         ({"contexts": "all"}, TypeError, "contexts='all'"),
     ],
 )
@@ -108,9 +110,9 @@ def test_bad_reads_change_nothing(path: Path, arguments: dict[str, Any], error: 
 def test_the_core_guards_its_memory(path: Path) -> None:
     # Numbers that slip past Python's checks, as when another thread changes an array, must not reach memory.
     if backend.core is None:
-        core: Any = PythonPageReader(engine="python", depth=8, contexts=1)
+        core: Any = PythonPageReader(engine="python", depth=8, contexts=1, run_pages=16)
     else:
-        core = backend.core.PageReader(engine="auto", depth=8, contexts=1)
+        core = backend.core.PageReader(engine="auto", depth=8, contexts=1, run_pages=16)
     file = PageFile(path, None)
     handle = core.add(
         fd=file.fd, direct=file.direct, drops_cache=file.drops_cache, length=30_000, checksums=None, file=file

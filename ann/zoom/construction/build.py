@@ -25,10 +25,9 @@ from memhier.ann.zoom.storage.arrays import compact_dtype, compact_ids
 from memhier.ann.zoom.storage.catalog import Description, write_preview
 from memhier.ann.zoom.storage.fullview import RowWriter
 from memhier.ann.zoom.storage.ids import Ids
-from memhier.ann.zoom.storage.layout import IndexLayout, IndexSizes, fresh_bytes, plan_layout, read_depth
+from memhier.ann.zoom.storage.layout import IndexLayout, IndexSizes, fresh_bytes, index_reader, plan_layout
 from memhier.arguments import counted
 from memhier.io.page_file import PAGE_BYTES
-from memhier.io.reader import Reader
 from memhier.store.store import Store, Transaction
 
 __all__ = ["BuildOptions", "reader_bytes", "text_pages_for", "write_index"]
@@ -124,7 +123,7 @@ def _write_source(
             parts=[made.arrays.entry("p0")],
             documents=[*documents.names],
         )
-        with Reader(depth=read_depth(options.dram)) as reader, store.begin() as tx:
+        with index_reader(options.dram) as reader, store.begin() as tx:
             for step in made.rows.write(RowWriter(tx.segment("p0-rows"), row_bytes)):
                 bar.update(step)
             made.arrays.write(tx, "p0", made.preview)
@@ -191,11 +190,10 @@ def reader_bytes(scratch: Path, dram: int) -> int:
     """Return the DRAM of a reader that has read: its buffers are made at the first read, and differ by engine."""
     path = scratch / "one-page"
     path.write_bytes(bytes(PAGE_BYTES))
-    with Reader(depth=read_depth(dram)) as reader:
+    with index_reader(dram) as reader:
         reader.read(reader.add(path), [0], PAGE_BYTES)
-        held = reader.planned_bytes
-    path.unlink()
-    return held
+        path.unlink()
+        return reader.planned_bytes
 
 
 @contextmanager

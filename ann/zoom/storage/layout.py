@@ -17,6 +17,7 @@ from memhier.budget import format_bytes
 from memhier.errors import BudgetError
 from memhier.io.buffer_pool import held_page_bytes
 from memhier.io.page_file import PAGE_BYTES
+from memhier.io.reader import Reader
 
 __all__ = [
     "PART_BYTES",
@@ -27,11 +28,11 @@ __all__ = [
     "file_bytes",
     "filters_bytes",
     "fresh_bytes",
+    "index_reader",
     "lists_anew",
     "plan_layout",
     "pool_pages",
     "read_contexts",
-    "read_depth",
     "scan_bytes",
     "wave_bytes",
 ]
@@ -50,6 +51,7 @@ _BITS_MOST = 4
 _SEARCHES_SHARE, _SEARCHES_MOST, _SEARCHES_MANY = 0.08, 8, 9
 _SPARE_SHARE = 0.5  # of the DRAM that the longest codes leave, for more searches
 _CONTEXTS, _DEPTH_LEAST = 4, 32  # of a reader: calls at a time, twice as many where each has so many reads in flight
+_LONG_READ = 32  # pages of a read of codes on SSD, at most, in large budgets
 PART_BYTES = PAGE_BYTES  # of a part, in catalog and description
 _CATALOG_BYTES = 8192  # of the description, most of it efforts
 _PARTS_MORE = 4  # that an index which grows has beside its first
@@ -185,9 +187,13 @@ def read_contexts(dram: int) -> int:
     return 2 * _CONTEXTS if _reads(dram) >= 2 * _CONTEXTS * _DEPTH_LEAST else _CONTEXTS
 
 
-def read_depth(dram: int) -> int:
-    """Return how many reads of a search are in flight at a time; each takes a page of DRAM."""
-    return _reads(dram) // read_contexts(dram)
+def index_reader(dram: int, on_ssd: bool = False) -> Reader:
+    """Return the reader of an index; large budgets with codes `on_ssd` have longer and fewer reads, in no more DRAM."""
+    contexts = read_contexts(dram)
+    depth = _reads(dram) // contexts
+    if on_ssd and (fewer := depth * 17 // 18) >= _LONG_READ:
+        return Reader(depth=fewer, contexts=contexts, run_pages=_LONG_READ)
+    return Reader(depth=depth, contexts=contexts)
 
 
 def _reads(dram: int) -> int:

@@ -9,7 +9,6 @@
 #if defined(__linux__)
 #include <linux/aio_abi.h>
 #include <sys/syscall.h>
-#include <time.h>
 
 #include <algorithm>
 #include <cassert>
@@ -58,7 +57,7 @@ class AioEngine final : public Engine {
       block.aio_nbytes = io.parts[0].iov_len;
     } else {
       block.aio_lio_opcode = IOCB_CMD_PREADV;
-      block.aio_buf = reinterpret_cast<std::uint64_t>(io.parts.data());
+      block.aio_buf = reinterpret_cast<std::uint64_t>(io.parts);
       block.aio_nbytes = io.part_count;
     }
     queue_[queued_++] = &block;
@@ -89,13 +88,6 @@ class AioEngine final : public Engine {
   }
 
  private:
-  static constexpr unsigned kRefusalsMax = 10'000;  // about a second of naps
-
-  static void nap() {
-    const timespec pause{0, 100'000};
-    ::nanosleep(&pause, nullptr);
-  }
-
   // Hands over all that is queued, or as much as the kernel takes while reads are on their way.
   int submit(std::vector<Io*>& finished) {
     std::size_t at = 0;

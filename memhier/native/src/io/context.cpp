@@ -42,15 +42,21 @@ void Io::aim() {
   }
 }
 
-Context::Context(unsigned depth, std::unique_ptr<Engine> direct, std::unique_ptr<Engine> buffered)
-    : direct_(std::move(direct)), buffered_(std::move(buffered)),
-      arena_(Mapping::anonymous(std::max<std::size_t>(depth, kRunPages) * kPageBytes)), ios_(depth) {
+Context::Context(unsigned depth, unsigned run_pages, std::unique_ptr<Engine> direct, std::unique_ptr<Engine> buffered)
+    : direct_(std::move(direct)), buffered_(std::move(buffered)), run_pages_(run_pages),
+      arena_(Mapping::anonymous(std::size_t{std::max(depth, run_pages)} * kPageBytes)), ios_(depth),
+      io_pages_(depth * run_pages_), io_parts_(depth * run_pages_) {
+  for (std::size_t i = 0; i < ios_.size(); ++i) {
+    ios_[i].page = io_pages_.data() + i * run_pages_;
+    ios_[i].parts = io_parts_.data() + i * run_pages_;
+  }
   free_pages_.reserve(arena_.bytes() / kPageBytes);
   free_ios_.reserve(depth);
   finished_.reserve(depth);
   reset();
   direct_->note_arena(arena_.data(), arena_.bytes());
-  fixed_bytes_ = arena_.bytes() + free_pages_.capacity() * sizeof(std::byte*) + ios_.capacity() * sizeof(Io) +
+  fixed_bytes_ = arena_.bytes() + free_pages_.capacity() * sizeof(std::byte*) +
+                 ios_.capacity() * (sizeof(Io) + run_pages_ * (sizeof(std::byte*) + sizeof(iovec))) +
                  (free_ios_.capacity() + finished_.capacity()) * sizeof(Io*) + direct_->memory_bytes() +
                  (buffered_ ? buffered_->memory_bytes() : 0);
 }
@@ -124,7 +130,7 @@ std::size_t Context::worth_waiting_for() const {
   if (batch_->latency != nullptr) return 1;  // each read's time is asked for
   const std::size_t waited_for = ios_.size() - free_ios_.size();
   const bool more = !fault_ && (waiting_ || !plan_.finished());
-  const std::size_t most = kPagesPerWait / std::min(batch_->length / kPageBytes + 1, kRunPages);
+  const std::size_t most = kPagesPerWait / std::min(batch_->length / kPageBytes + 1, run_pages_);
   return std::clamp<std::size_t>(more ? waited_for / 8 : waited_for - waited_for / 8, 1, most);
 }
 
@@ -150,7 +156,7 @@ std::optional<Fault> Context::plan_window(const Batch& batch, std::size_t start)
   }
   Plan::sort(requests_);
   if (batch.pool != nullptr) take_held();
-  plan_ = Plan(batch.length);
+  plan_ = Plan(batch.length, run_pages_);
   plan_.start(requests_);
   waiting_.reset();
   return std::nullopt;
@@ -236,9 +242,9 @@ bool Context::prepare(const Run& run) {
   io.retries = 0;
   io.first_request = run.first_request;
   io.stop_request = run.stop_request;
-  std::fill_n(io.page.begin(), run.pages, nullptr);
+  std::fill_n(io.page, run.pages, nullptr);
   if (lands_in_rows_) claim_rows(io);
-  const auto missing = static_cast<std::size_t>(std::count(io.page.begin(), io.page.begin() + run.pages, nullptr));
+  const auto missing = static_cast<std::size_t>(std::count(io.page, io.page + run.pages, nullptr));
   if (missing > free_pages_.size()) return false;
   for (std::uint32_t i = 0; i < run.pages; ++i) {
     if (io.page[i] != nullptr) continue;

@@ -62,8 +62,8 @@ static_assert(sizeof(ReadTally) == 24 && offsetof(ReadTally, pages) == 8 && offs
 
 class Context {
  public:
-  // `buffered` serves the files that `direct` would block on; null if there are none.
-  Context(unsigned depth, std::unique_ptr<Engine> direct, std::unique_ptr<Engine> buffered);
+  // A read has so many pages at most. `buffered` serves the files that `direct` would block on; null if there are none.
+  Context(unsigned depth, unsigned run_pages, std::unique_ptr<Engine> direct, std::unique_ptr<Engine> buffered);
 
   // Reads requests [start, start + window()) of a batch. When it returns nothing is in flight.
   std::optional<Fault> read_window(const Batch& batch, std::size_t start, ReadTally& tally);
@@ -106,9 +106,12 @@ class Context {
   bool in_arena(const std::byte* page) const { return page >= arena_.data() && page < arena_.data() + arena_.bytes(); }
 
   std::unique_ptr<Engine> direct_, buffered_;
+  const std::size_t run_pages_;
   Mapping arena_;
   std::vector<std::byte*> free_pages_;
   std::vector<Io> ios_;
+  std::vector<std::byte*> io_pages_;  // of each of them, `run_pages_`
+  std::vector<iovec> io_parts_;
   std::vector<Io*> free_ios_;
   std::vector<Io*> finished_;
   std::vector<Request> requests_;
@@ -118,7 +121,7 @@ class Context {
   // The batch being read.
   const Batch* batch_ = nullptr;
   bool lands_in_rows_ = false;
-  Plan plan_{1};
+  Plan plan_{1, 1};
   std::optional<Run> waiting_;  // a run that found no page buffers
   Engine* engine_ = nullptr;
   Clock::time_point now_;

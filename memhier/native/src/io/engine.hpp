@@ -3,7 +3,6 @@
 
 #include <sys/uio.h>
 
-#include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -13,8 +12,6 @@
 namespace memhier {
 
 constexpr std::size_t kPageBytes = 4096;
-// Neighbouring pages become one read of up to 64 KiB; more gains nothing and would starve single pages of buffers.
-constexpr std::size_t kRunPages = 16;
 
 using Clock = std::chrono::steady_clock;
 
@@ -40,11 +37,11 @@ struct Io {
   std::uint32_t retries;
   std::uint32_t first_request;  // the sorted requests that touch these pages
   std::uint32_t stop_request;
+  std::uint32_t part_count;
   std::int64_t result;  // bytes read, or minus the error number
   Clock::time_point submitted;
-  std::array<std::byte*, kRunPages> page;  // where each page lands
-  std::array<iovec, kRunPages> parts;      // the same, neighbours joined, from `resumed` on
-  std::uint32_t part_count;
+  std::byte** page;  // where each page lands: room for the longest read, which the context holds
+  iovec* parts;      // the same, neighbours joined, from `resumed` on
 
   // Lays out the parts for the bytes still missing.
   void aim();

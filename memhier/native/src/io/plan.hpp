@@ -35,7 +35,7 @@ constexpr std::size_t kWindowRequests = 16384, kWindowPerRead = 128;
 
 class Plan {
  public:
-  explicit Plan(std::uint64_t length) : length_(length) {}
+  Plan(std::uint64_t length, std::size_t run_pages) : length_(length), run_pages_(run_pages) {}
 
   static void sort(std::vector<Request>& requests) {
     std::sort(requests.begin(), requests.end(), [](const Request& a, const Request& b) {
@@ -56,7 +56,7 @@ class Plan {
     const std::vector<Request>& all = *requests_;
     const std::uint32_t file = all[at_].file;
     const std::uint64_t first = std::max(all[at_].first_page(), next_page_);
-    const std::uint64_t limit = first + kRunPages;
+    const std::uint64_t limit = first + run_pages_;
     std::uint64_t end = all[at_].last_page(length_) + 1;
     std::size_t stop = at_ + 1;
     while (stop < all.size() && all[stop].file == file && all[stop].first_page() <= end &&
@@ -72,7 +72,7 @@ class Plan {
   }
 
  private:
-  std::uint64_t length_;
+  std::uint64_t length_, run_pages_;  // bytes of a range, and pages of a run at most
   const std::vector<Request>* requests_ = nullptr;
   std::size_t at_ = 0;           // the first request that is not wholly covered by the runs taken
   std::uint64_t next_page_ = 0;  // the first page of its file not covered by them

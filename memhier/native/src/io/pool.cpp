@@ -12,8 +12,8 @@ constexpr std::array<const char*, 3> kEngines = {"uring", "aio", "threads"};
 
 }  // namespace
 
-Pool::Pool(const std::string& engine, unsigned depth, unsigned contexts)
-    : depth_(depth), threads_(make_thread_pool(depth)), contexts_max_(contexts) {
+Pool::Pool(const std::string& engine, unsigned depth, unsigned contexts, unsigned run_pages)
+    : depth_(depth), run_pages_(run_pages), threads_(make_thread_pool(depth)), contexts_max_(contexts) {
   for (const char* name : kEngines) {
     if (engine != "auto" && engine != name) continue;
     engine_ = name;
@@ -32,10 +32,10 @@ Pool::Pool(const std::string& engine, unsigned depth, unsigned contexts)
 
 std::unique_ptr<Context> Pool::make_context() const {
   const std::string_view name = engine_;
-  if (name == "uring") return std::make_unique<Context>(depth_, make_uring_engine(depth_), nullptr);
+  if (name == "uring") return std::make_unique<Context>(depth_, run_pages_, make_uring_engine(depth_), nullptr);
   if (name == "aio")
-    return std::make_unique<Context>(depth_, make_aio_engine(depth_), make_thread_engine(threads_, depth_));
-  return std::make_unique<Context>(depth_, make_thread_engine(threads_, depth_), nullptr);
+    return std::make_unique<Context>(depth_, run_pages_, make_aio_engine(depth_), make_thread_engine(threads_, depth_));
+  return std::make_unique<Context>(depth_, run_pages_, make_thread_engine(threads_, depth_), nullptr);
 }
 
 Context* Pool::take() {

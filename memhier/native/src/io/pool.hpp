@@ -14,8 +14,8 @@ namespace memhier {
 class Pool {
  public:
   // `engine` is "uring", "aio", "threads", or "auto" for the first of them that can be had; `contexts` are made at
-  // most. Throws std::system_error.
-  Pool(const std::string& engine, unsigned depth, unsigned contexts);
+  // most. `depth` and `run_pages` as of a context. Throws std::system_error.
+  Pool(const std::string& engine, unsigned depth, unsigned contexts, unsigned run_pages);
   ~Pool() { close(); }
 
   const char* engine() const { return engine_; }
@@ -55,7 +55,7 @@ class Pool {
   Context* take();
   void give_back(Context* context);
 
-  const unsigned depth_;
+  const unsigned depth_, run_pages_;
   const pid_t owner_ = ::getpid();
   const char* engine_ = nullptr;
   std::size_t planned_bytes_ = 0;

@@ -1,5 +1,6 @@
 // The page reader as Python sees it: files by handle, and one crossing of the interpreter lock for a whole batch.
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cerrno>
 #include <functional>
@@ -104,23 +105,8 @@ bool bring_absent(const Table& table, const Batch& batch, std::size_t start, std
   throw nb::python_error();
 }
 
-const char* kind_name(Fault::Kind kind) {
-  switch (kind) {
-    case Fault::Kind::error:
-      return "errno";
-    case Fault::Kind::cut_short:
-      return "short";
-    case Fault::Kind::checksum:
-      return "checksum";
-    case Fault::Kind::range:
-      return "range";
-    case Fault::Kind::closed:
-      return "closed";
-    case Fault::Kind::layout:
-      return "layout";
-  }
-  return "";
-}
+constexpr std::array kKindNames = {"errno", "short", "checksum", "range", "closed", "layout"};  // in their order
+static_assert(kKindNames.size() == static_cast<std::size_t>(Fault::Kind::layout) + 1);
 
 // Kind, the file's owner, and three numbers; see memhier.io.faults.
 using Description = std::tuple<const char*, nb::object, std::int64_t, std::int64_t, std::int64_t>;
@@ -128,7 +114,8 @@ using Description = std::tuple<const char*, nb::object, std::int64_t, std::int64
 std::optional<Description> describe(const std::optional<Fault>& fault) {
   if (!fault) return std::nullopt;
   const nb::object owner = fault->source == nullptr ? nb::none() : static_cast<const OpenFile*>(fault->source)->owner;
-  return Description(kind_name(fault->kind), owner, fault->first, fault->second, fault->third);
+  return Description(kKindNames[static_cast<std::size_t>(fault->kind)], owner, fault->first, fault->second,
+                     fault->third);
 }
 
 // The items that are looked for, and where; see PostingSearch.
@@ -177,8 +164,9 @@ class PageReader {
  public:
   friend class PendingRead;
 
-  PageReader(std::string engine, unsigned depth, unsigned contexts)
-      : wanted_(std::move(engine)), depth_(depth), contexts_(contexts), table_(std::make_shared<Table>()) {
+  PageReader(std::string engine, unsigned depth, unsigned contexts, unsigned run_pages)
+      : wanted_(std::move(engine)), depth_(depth), contexts_(contexts), run_pages_(run_pages),
+        table_(std::make_shared<Table>()) {
     make_pool();
   }
 
@@ -572,7 +560,7 @@ class PageReader {
 
   void make_pool() {
     try {
-      pool_ = std::make_unique<Pool>(wanted_, depth_, contexts_);
+      pool_ = std::make_unique<Pool>(wanted_, depth_, contexts_, run_pages_);
       background_ = std::make_unique<Background>();
     } catch (const std::system_error& error) {
       raise_os_error(error);
@@ -609,7 +597,7 @@ class PageReader {
   }
 
   const std::string wanted_;
-  const unsigned depth_, contexts_;
+  const unsigned depth_, contexts_, run_pages_;
   std::shared_ptr<const Table> table_;
   std::unique_ptr<Pool> pool_;
   std::unique_ptr<Background> background_;
@@ -787,7 +775,9 @@ void register_reader(nb::module_& m) {
       .def("done", &PendingRead::done)
       .def("wait", &PendingRead::wait)
       .def_prop_ro("seconds", &PendingRead::seconds);
-  reader.def(nb::init<std::string, unsigned, unsigned>(), nb::kw_only(), "engine"_a, "depth"_a, "contexts"_a)
+  reader
+      .def(nb::init<std::string, unsigned, unsigned, unsigned>(), nb::kw_only(), "engine"_a, "depth"_a, "contexts"_a,
+           "run_pages"_a)
       .def("add", &PageReader::add, nb::kw_only(), "fd"_a, "direct"_a, "drops_cache"_a, "length"_a,
            "checksums"_a.none(), "file"_a, "source"_a.none() = nb::none(), "held"_a = false)
       .def("extend", &PageReader::extend, nb::kw_only(), "handle"_a, "direct"_a, "drops_cache"_a, "length"_a,

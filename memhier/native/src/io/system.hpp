@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
 #if defined(__linux__)
 #include <sys/syscall.h>
@@ -20,6 +21,13 @@ namespace memhier {
 
 [[noreturn]] inline void fail(int error, const char* call) {
   throw std::system_error(error, std::generic_category(), call);
+}
+
+constexpr unsigned kRefusalsMax = 10'000;  // about a second of naps
+
+inline void nap() {
+  const timespec pause{0, 100'000};
+  ::nanosleep(&pause, nullptr);
 }
 
 // To how many bytes memory has to be aligned that a direct read of a file writes to; `otherwise` where the system does

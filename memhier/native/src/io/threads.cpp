@@ -134,7 +134,7 @@ void ThreadPool::work() {
     Io& io = *task.io;
     ssize_t got;
     do {
-      got = ::preadv(io.source->fd, io.parts.data(), static_cast<int>(io.part_count),
+      got = ::preadv(io.source->fd, io.parts, static_cast<int>(io.part_count),
                      static_cast<off_t>(io.offset + io.resumed));
     } while (got < 0 && errno == EINTR);
     io.result = got < 0 ? -errno : got;

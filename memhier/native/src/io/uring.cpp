@@ -8,7 +8,6 @@
 
 #if defined(__linux__)
 #include <sys/syscall.h>
-#include <time.h>
 
 #include <algorithm>
 #include <cassert>
@@ -133,7 +132,7 @@ class UringEngine final : public Engine {
       entry.length = static_cast<std::uint32_t>(io.parts[0].iov_len);
     } else {
       entry.opcode = kOpReadv;
-      entry.address = reinterpret_cast<std::uint64_t>(io.parts.data());
+      entry.address = reinterpret_cast<std::uint64_t>(io.parts);
       entry.length = io.part_count;
     }
     ++tail_;
@@ -169,13 +168,6 @@ class UringEngine final : public Engine {
   }
 
  private:
-  static constexpr unsigned kRefusalsMax = 10'000;  // about a second of naps
-
-  static void nap() {
-    const timespec pause{0, 100'000};
-    ::nanosleep(&pause, nullptr);
-  }
-
   void require_reads() const {
     Probe probe{};
     if (::syscall(kRegisterCall, ring_.get(), kRegisterProbe, &probe, kOpRead + 1) < 0)

@@ -8,9 +8,9 @@ namespace memhier {
 namespace {
 
 constexpr std::size_t kFirst = 4;     // lists of the first wave, at least
-constexpr std::size_t kGrowth = 3;    // times as many lists as before in the next wave, at most
+constexpr std::size_t kGrowth = 8;    // times as many lists as before in the next wave, at most
 constexpr std::size_t kWindow = 128;  // lists of a query in one wave, at most
-constexpr std::int64_t kBetween = 2;  // pages between two lists that are read with them
+constexpr std::int64_t kBetween = 5;  // pages between two lists that are read with them
 
 }  // namespace
 
