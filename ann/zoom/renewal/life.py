@@ -553,12 +553,11 @@ class IndexWriter:
         """
         try:
             measured = self._measurements.take()
+            state = state if measured is None else self.use(state, measured)
+            if compact is None and self._measurements.is_overdue(state):
+                state = self.use(state, self._measurements.measure(state))
         except Exception as error:
             self._renewals.failed(error, state.calibration.all_changes)
-            return state
-        state = state if measured is None else self.use(state, measured)
-        if compact is None and self._measurements.is_overdue(state):
-            state = self.use(state, self._measurements.measure(state))
         return state
 
     def _begin_beside(self, state: IndexSnapshot, compact: bool | None) -> None:
