@@ -31,7 +31,7 @@ from memhier.io.reader import Reader
 from memhier.rows.ranking import RANK_TALLY, Ranking, RankRequest, rank_rows
 from memhier.shield import ShieldedContext, check_interrupt
 
-__all__ = ["CANDIDATE_BYTES", "NO_WORKSPACE", "Found", "Search", "Selection", "candidate_limit", "first_round"]
+__all__ = ["CANDIDATE_BYTES", "NO_WORKSPACE", "Found", "Search", "Selection", "candidate_limit"]
 
 CANDIDATE_BYTES = 64  # position, bound, estimate, file, offset and id of one candidate
 _AXIS_BYTES = 16  # of a query on its way into the preview's space
@@ -326,7 +326,7 @@ class Search:
         limit, most = kept
         hard = core.SearchEffort(
             k=k, eps=effort.eps, **effort.reach, most=effort.most or 0, usual=effort.usual, most_times=USUAL_MOST,
-            limit=limit, first_round=first_round(k, effort), max_reads=limits.max_reads, deadline=limits.deadline,
+            limit=limit, first_round=_first_round(k), max_reads=limits.max_reads, deadline=limits.deadline,
             loss=effort.loss, put_off=limit < most,
         )  # fmt: skip
         held = self.selection.rows.held
@@ -553,7 +553,7 @@ class Search:
         ranking = self.rank(
             queries, positions, counts, lower=lower[inside], thresholds=thresholds, k=k, rounds=rounds,
             ids=None if candidates.ids is None else candidates.ids[:, :widest][inside],
-            first_round=effort.candidates or first_round(k, effort),
+            first_round=effort.candidates or _first_round(k),
             max_reads=limits.max_reads, deadline=limits.deadline,
             page_rows=self.selection.rows.page_rows if self.snapshot.page_rows and bounded else None,
         )  # fmt: skip
@@ -563,9 +563,9 @@ class Search:
         return ranking
 
 
-def first_round(k: int, effort: Effort) -> int:
-    """Return the most candidates of the first round of reads."""
-    return k + k // 2 if effort.loss else k
+def _first_round(k: int) -> int:
+    """Return the most candidates of the first round of reads: another round costs as much as a dozen pages."""
+    return k + k // 2
 
 
 def _merge(found: Found, part: slice | Ints, near: tuple[Ints, Floats], k: int) -> None:

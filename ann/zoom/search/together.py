@@ -12,7 +12,7 @@ from memhier.ann.zoom.filters.bitmaps import Words
 from memhier.ann.zoom.filters.where import parse_for
 from memhier.ann.zoom.search.grouped import QueryGroup
 from memhier.ann.zoom.search.planning import Plan
-from memhier.ann.zoom.search.search import Found, Search, Selection, first_round
+from memhier.ann.zoom.search.search import Found, Search, Selection
 from memhier.ann.zoom.storage.layout import filters_bytes
 from memhier.ann.zoom.storage.snapshot import IndexSnapshot
 
@@ -82,17 +82,14 @@ def selections(snapshot: IndexSnapshot, groups: Sequence[QueryGroup]) -> Iterato
 def find_together(every: Sequence[Planned]) -> list[Found]:
     """Return the results of searches of one snapshot, with equal `k` and limits."""
     found, states = dict[int, Found](), dict[int, Any]()
-    together: dict[int, list[int]] = {}  # by the candidates of the first round of reads
     for number, each in enumerate(every):
-        effort = each.plan.effort
-        if len(every) == 1 or (state := each.search.compiled(effort)) is None:
+        if len(every) == 1 or (state := each.search.compiled(each.plan.effort)) is None:
             found[number] = each.nearest()
         else:
             states[number] = state
-            together.setdefault(first_round(each.k, effort), []).append(number)
-    for numbers in together.values():
-        some = _in_one_call([every[number] for number in numbers], [states[number] for number in numbers])
-        found.update(zip(numbers, some, strict=True))
+    if states:
+        some = _in_one_call([every[number] for number in states], [*states.values()])
+        found.update(zip(states, some, strict=True))
     return [found[number] for number in range(len(every))]
 
 
