@@ -586,8 +586,11 @@ class IndexWriter:
 
     def _is_full(self, state: IndexSnapshot) -> bool:
         """Return whether parts with codes on SSD leave no room for another, so that a thread would come too late."""
-        piled = state.preview.on_ssd and len(state.parts) > _MANY
-        return piled and self.about.dram - self._planned(state) < _another(state, self._work_bytes)
+        calibration = state.calibration
+        if not state.preview.on_ssd or calibration.all_changes <= _LONG_CHANGES * calibration.made_of:
+            return False
+        room = self.about.dram - self._planned(state)
+        return len(state.parts) > _MANY and room < _another(state, self._work_bytes)
 
     def _is_outgrown(self, state: IndexSnapshot) -> bool:
         return outgrown(state, self.about.dram - self._planned(state), self._work_bytes)
