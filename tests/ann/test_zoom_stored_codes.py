@@ -289,3 +289,14 @@ def test_tuning_keeps_the_budget(tmp_path: Path) -> None:
     with _build(tmp_path, vectors) as index:
         index.tune(_vectors(200, 2))
         assert index.stats()["planned_bytes"] <= index.stats()["dram"]
+
+
+def test_an_index_that_was_tuned_is_not_made_anew_for_want_of_room(tmp_path: Path) -> None:
+    vectors = np.random.default_rng(0).standard_normal((24_000, _AXES)).astype(np.float32)
+    dram = _least(tmp_path, vectors[:16_000], grow_to=24_000)
+    with ZoomIndex.build(tmp_path / "index", vectors[:16_000], dram=dram, grow_to=24_000) as index:
+        index.tune(vectors[:200])
+        for some in np.split(vectors[16_000:], 20):
+            index.add(some)
+            index.commit()
+        assert index.stats()["trained_vectors"] == 16_000

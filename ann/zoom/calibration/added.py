@@ -89,7 +89,7 @@ def one_way_error(turned: Floats, preview: Preview) -> float:
 
 
 def _errors_of(turned: Floats, lists: Any, codes: Bytes, numbers: Shorts, preview: Preview) -> tuple[Floats, Floats]:
-    """Return how codes of vectors are wrong ``[n, d]``, and their standard errors ``[n]``, of which none is raised."""
+    """Return how codes of vectors are wrong ``[n, d]``, and their standard errors ``[n]``, before any is raised."""
     book, wrong = cast(CodeBook, preview.book), turned - preview.centroids_of(lists)
     coded = book.decode(codes, numbers)
     wrong[:, : coded.shape[1]] -= coded * np.float32(book.unit)

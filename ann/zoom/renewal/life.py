@@ -586,11 +586,9 @@ class IndexWriter:
 
     def _is_full(self, state: IndexSnapshot) -> bool:
         """Return whether parts with codes on SSD leave no room for another, so that a thread would come too late."""
-        calibration = state.calibration
-        if not state.preview.on_ssd or calibration.all_changes <= _LONG_CHANGES * calibration.made_of:
-            return False
-        room = self.about.dram - self._planned(state)
-        return len(state.parts) > _MANY and room < _another(state, self._work_bytes)
+        calibration, room = state.calibration, self.about.dram - self._planned(state)
+        some = not calibration.tuned and calibration.all_changes > _LONG_CHANGES * calibration.made_of
+        return some and _is_piled(state, room, self._work_bytes)
 
     def _is_outgrown(self, state: IndexSnapshot) -> bool:
         return outgrown(state, self.about.dram - self._planned(state), self._work_bytes)
@@ -704,9 +702,8 @@ class IndexWriter:
 
     def _layout_anew(self, state: IndexSnapshot) -> IndexLayout:
         about, book, padded = self.about, state.preview.book, state.space.padded
-        spare = about.dram - self._planned(state)
-        if state.preview.on_ssd:  # there is room for parts to come
-            spare -= 2 * _MANY * _another(state, self._work_bytes)
+        # With codes on SSD, lists leave room for parts to come.
+        spare = about.dram - self._planned(state) - 2 * _MANY * _another(state, self._work_bytes) * state.preview.on_ssd
         count = sum(part.alive_count for part in state.parts)
         lists = lists_anew(count, state.preview.lists, padded, about.dram, spare)
         rotate = isinstance(book, CodeBook) and book.rotation.ndim == 2
@@ -922,8 +919,13 @@ def _in_place(parts: Sequence[IndexPart], made: Made | None) -> list[IndexPart |
 
 
 def _another(state: IndexSnapshot, fresh: int) -> int:
-    """Return the DRAM of another part with codes on SSD, and of the vectors that wait for it, in bytes."""
+    """Return the DRAM of another part with codes on SSD, and of `fresh` bytes of vectors that wait for it, in bytes."""
     return PART_BYTES + 16 * (state.preview.lists + 1) + 2 * fresh
+
+
+def _is_piled(state: IndexSnapshot, room: int, fresh: int) -> bool:
+    """Return whether there are many parts with codes on SSD, and no `room` for another."""
+    return state.preview.on_ssd and len(state.parts) > _MANY and room < _another(state, fresh)
 
 
 def outgrown(state: IndexSnapshot, room: int, fresh: int) -> bool:
@@ -939,5 +941,4 @@ def outgrown(state: IndexSnapshot, room: int, fresh: int) -> bool:
     few_or_many = not made_of <= _GROWN * state.count <= _GROWN**2 * made_of
     rows, alive = sum(map(len, state.parts)), sum(part.alive_count for part in state.parts)
     stay = rows - alive > _REMOVED * rows and merged_bytes(state.parts, state.preview, True) > room
-    pile = state.preview.on_ssd and len(state.parts) > _MANY and room < 2 * _another(state, fresh)
-    return few_or_many or stay or pile or state.longest_list > _LONG
+    return few_or_many or stay or _is_piled(state, room // 2, fresh) or state.longest_list > _LONG
