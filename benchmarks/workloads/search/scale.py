@@ -114,9 +114,10 @@ def build(data: Source, dram: int, path: Path) -> dict[str, Any]:
 @click.option("--queries", default=500, show_default=True)
 @click.option("--seed", default=1, show_default=True)
 @click.option("--single", is_flag=True, help="A call for each query, in place of one for all.")
+@click.option("--recall", "recalls", multiple=True, type=float, default=RECALLS, help="Declared; may be repeated.")
 def main(
     scratch: Path, data: str | None, vectors: int, dimension: int, bytes_per_vector: float, queries: int, seed: int,
-    single: bool,
+    single: bool, recalls: tuple[float, ...],
 ) -> Outcome:  # fmt: skip
     """Build, and search for the queries; the folder takes three times the vectors meanwhile."""
     source = source_of(data, vectors, dimension, queries, seed)
@@ -125,7 +126,7 @@ def main(
     asked = source.queries(queries)
     asks = [Ask(None, 1.0, asked, *nearest(source.blocks(), asked, K))]
     with ZoomIndex.open(scratch / "index") as index:
-        rows = [measure(index, asks, recall, K, batch=not single) for recall in RECALLS]
+        rows = [measure(index, asks, recall, K, batch=not single) for recall in recalls]
     figures = [
         Figure.of("build", built["build_cpu_s"], "CPU s", "less"),
         Figure.of("memory of the build", built["build_bytes"] / built["vector_bytes"], "of the raw vectors", "less"),
