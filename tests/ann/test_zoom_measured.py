@@ -1,5 +1,6 @@
 """Efforts are measured anew as vectors come and go, so that the recall declared is kept without a rebuild."""
 
+import re
 import threading
 import time
 from dataclasses import replace
@@ -15,6 +16,7 @@ from memhier.ann.zoom.calibration.calibration import Calibration
 from memhier.ann.zoom.preview.preview import Effort
 from memhier.ann.zoom.preview.space import Metric
 from memhier.ann.zoom.renewal import measuring
+from memhier.errors import BudgetError
 
 Floats = npt.NDArray[np.float32]
 AXES, COUNT = 64, 4000
@@ -340,15 +342,54 @@ def test_usual_vectors_that_replace_others_call_for_no_rebuild(tmp_path: Path, m
             assert recall_of(index, held, usual(2, 20), 10, metric, recall=1) == 1
 
 
-def test_removed_rows_that_no_join_takes_away_call_for_a_rebuild(tmp_path: Path) -> None:
+def test_removed_rows_without_room_for_a_join_call_for_no_rebuild(tmp_path: Path) -> None:
     vectors, step = usual(1, 2 * COUNT), COUNT * 3 // 50
     held = dict(enumerate(vectors[:COUNT]))
     with ZoomIndex.build(tmp_path / "index", vectors[:COUNT], dram="580KiB") as index:
-        for number in range(12):  # without a rebuild there would be no room for more
+        for number in range(12):  # unless parts were joined there would be no room for more
             replace_oldest(index, held, vectors[COUNT + number * step : COUNT + (number + 1) * step])
             index.commit()
             wait_for_threads()
         assert recall_of(index, held, usual(2, 20), 10, "l2", recall=1) == 1
+
+
+@pytest.mark.filterwarnings("ignore:calibration found")  # codes are short
+@pytest.mark.parametrize(
+    ("more", "tuned", "rich"), [(1.0, False, True), (1.0, True, False), (1.1, False, False), (1.1, True, True)]
+)
+def test_a_stream_that_waits_for_no_thread_stays_within_the_least_budget(
+    tmp_path: Path, more: float, tuned: bool, rich: bool
+) -> None:
+    vectors, step = usual(1, 3 * COUNT)[:, :24].copy(), COUNT // 33
+
+    def fields(ids: npt.NDArray[np.int64]) -> dict[str, Any]:
+        documents = {"text": [f"{name}:" + "x" * (name % 50) for name in ids.tolist()]}
+        return {"attributes": {"price": (ids % 100).tolist()}, "documents": documents} if rich else {}
+
+    def build(name: str, dram: int) -> ZoomIndex:
+        ids = np.arange(COUNT)
+        return ZoomIndex.build(
+            tmp_path / name, vectors[:COUNT], ids=ids, dram=dram, grow_to=COUNT * 11 // 10, **fields(ids)
+        )
+
+    with pytest.raises(BudgetError) as refused:
+        build("refused", 1 << 16)
+    bytes_named = re.search(r"\((\d+) bytes\) is needed", str(refused.value))
+    assert bytes_named is not None
+    dram, first = int(more * int(bytes_named[1])), 0
+    with build("index", dram) as index:
+        if tuned:
+            index.tune(usual(2, 100)[:, :24])
+        for _ in range(16):  # half of the vectors are replaced
+            index.remove(np.arange(first, first + step))
+            ids = np.arange(COUNT + first, COUNT + first + step)
+            index.add(vectors[ids], ids=ids, **fields(ids))
+            index.update(ids[::2], vectors[ids[::2]], **fields(ids[::2]))
+            index.commit()
+            assert index.stats()["planned_bytes"] <= dram
+            first += step
+        held = dict(enumerate(vectors[first : first + COUNT], first))
+        assert recall_of(index, held, usual(2, 20)[:, :24], 10, "l2", recall=1) == 1
 
 
 def test_copies_are_dealt_into_the_lists_of_their_spot(tmp_path: Path) -> None:

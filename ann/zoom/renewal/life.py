@@ -81,7 +81,8 @@ _FIRST_TRAINED = 256  # vectors, from which on an index that was built without a
 _LONG = 2 * LONGEST  # times the mean: how long a list may grow
 _LONG_CHANGES = 0.05  # of the vectors, before a long list is worth a compaction
 _GROWN = 2  # times the vectors that lists were made for, or that part of them
-_REMOVED = 0.13  # of the rows, as after three tenths of changes that replace vectors
+_REMOVED = 0.13  # of the rows, before they are worth a join by DRAM on top of the budget
+_MARGIN = 1.25  # times the DRAM that the last changes took: the least that a commit leaves for the next
 _MANY = 2  # parts, beyond which all are made one where there is hardly room for another
 
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -126,6 +127,8 @@ class IndexWriter:
         self.lock: threading.RLock = threading.RLock()
         self._durable = about  # as of the last commit
         self._dirty = False
+        self._base = self._taken = 0  # DRAM at the last commit, and on top of it for the changes since then
+        self._wanted = 0  # DRAM to expect of the next changes
         self._spilled: set[str] = set()  # segments of changes since the last commit
         self._tasked: set[str] = set()  # those that work beside the commits reads
         self._needed: frozenset[str] = frozenset()  # parts of the snapshot that a change returns to if it fails
@@ -293,15 +296,18 @@ class IndexWriter:
         with self._all_or_nothing(state):
             state = self._spill(state)
             rows = sum(int(entry["rows"]) for entry in self.about.pending)
-            now = self._is_full(state) or (not state.count and self._is_outgrown(state))
-            if compact or (compact is None and now):
+            self._wanted, self._taken = max(self._taken, self._wanted // 2), 0
+            if compact or (compact is None and not state.count and self._is_outgrown(state)):
                 self._renewals.stop()
                 return self._renew(state) if state.count else self._rewrite(state, 0)
             following = self._commit_made(state, max(_FEW_ROWS, _ROWS_TIMES * rows), compact)
         try:
+            if compact is None and self._lacks_room(following, _MARGIN):
+                following = self._with_room(following)
             self._begin_beside(following, compact)
         except Exception as error:  # the commit is made all the same
             self._renewals.failed(error, following.calibration.all_changes)
+        self._base = self._footprint.needed(following)
         self._renewals.give_way()
         return following
 
@@ -573,25 +579,54 @@ class IndexWriter:
             renewals.start_renewal(task.parts, partial(renew, task, layout, about.seed, changes))
         elif not renewals.joining and renewals.may_start(changes):
             first = self._first_to_join(state, renewals.claimed(state.parts), None, _JOIN_BYTES + self._work_bytes)
+            planned = merged_bytes(state.parts[first:], state.preview, True) + _JOIN_BYTES + self._work_bytes
+            loose = self._is_loose(state, _REMOVED) or self._lacks_room(state, 2)
+            if compact is None and not renewals.renewing and not state.preview.on_ssd and loose:
+                first, planned = 0, 0  # DRAM on top of the budget, as a renewal takes it
             if first < len(state.parts):
-                planned = merged_bytes(state.parts[first:], state.preview, True)
-                planned += _JOIN_BYTES + self._work_bytes
                 self._footprint.shrink_pool(self._planned(state) + planned)
                 task = self._task(state, state.parts[first:])
                 renewals.start_join(task.parts, partial(join, task), planned)
 
     def _is_due(self, state: IndexSnapshot) -> bool:
-        trained = state.calibration.vectors > 0 or state.count >= _FIRST_TRAINED
-        return trained and state.count > 0 and self._is_outgrown(state)
-
-    def _is_full(self, state: IndexSnapshot) -> bool:
-        """Return whether parts with codes on SSD leave no room for another, so that a thread would come too late."""
-        calibration, room = state.calibration, self.about.dram - self._planned(state)
-        some = not calibration.tuned and calibration.all_changes > _LONG_CHANGES * calibration.made_of
-        return some and _is_piled(state, room, self._work_bytes)
+        return state.count >= (1 if state.calibration.vectors else _FIRST_TRAINED) and self._is_outgrown(state)
 
     def _is_outgrown(self, state: IndexSnapshot) -> bool:
-        return outgrown(state, self.about.dram - self._planned(state), self._work_bytes)
+        """Return whether the index is worth making anew.
+
+        That is so once much has changed and lists or codes no longer fit, or there are too many vectors or too few for
+        the lists; or with codes on SSD parts leave hardly room for another; or once a list has grown too long.
+        """
+        calibration, made_of = state.calibration, state.calibration.made_of
+        if calibration.worn or calibration.tuned or calibration.all_changes <= _LONG_CHANGES * made_of:
+            return calibration.worn
+        few_or_many = not made_of <= _GROWN * state.count <= _GROWN**2 * made_of
+        return few_or_many or self._lacks_room(state, 2) or state.longest_list > _LONG
+
+    def _lacks_room(self, state: IndexSnapshot, times: float) -> bool:
+        """Return whether parts leave less DRAM than so many `times` that of the last changes."""
+        if self._room(state) >= times * self._wanted:
+            return False
+        if not state.preview.on_ssd:
+            return self._is_loose(state, 0)
+        some = state.calibration.all_changes > _LONG_CHANGES * state.calibration.made_of
+        return some and not state.calibration.tuned and len(state.parts) > _MANY
+
+    def _is_loose(self, state: IndexSnapshot, share: float) -> bool:
+        """Return whether there are many parts, or a share of removed rows, and no room to join them."""
+        rows = sum(map(len, state.parts))
+        some = rows - state.count > share * rows or (not share and len(state.parts) > _MANY)
+        return some and merged_bytes(state.parts, state.preview, True) > self._room(state)
+
+    def _with_room(self, state: IndexSnapshot) -> IndexSnapshot:
+        """Return the snapshot with all parts made one, by DRAM on top of the budget."""
+        with self._all_or_nothing(state):
+            anew = state.preview.on_ssd or self._renewals.renewing
+            self._renewals.stop()
+            return self._renew(state) if anew else self._rewrite(state, 0)
+
+    def _room(self, state: IndexSnapshot) -> int:
+        return self.about.dram - self._planned(state)
 
     def _is_untrained(self, state: IndexSnapshot) -> bool:
         return not self.about.trained_on and not state.parts
@@ -703,9 +738,9 @@ class IndexWriter:
     def _layout_anew(self, state: IndexSnapshot) -> IndexLayout:
         about, book, padded = self.about, state.preview.book, state.space.padded
         # With codes on SSD, lists leave room for parts to come.
-        spare = about.dram - self._planned(state) - 2 * _MANY * _another(state, self._work_bytes) * state.preview.on_ssd
-        count = sum(part.alive_count for part in state.parts)
-        lists = lists_anew(count, state.preview.lists, padded, about.dram, spare)
+        another = PART_BYTES + 16 * (state.preview.lists + 1) + 2 * self._work_bytes
+        spare = self._room(state) - 2 * _MANY * another * state.preview.on_ssd
+        lists = lists_anew(state.count, state.preview.lists, padded, about.dram, spare)
         rotate = isinstance(book, CodeBook) and book.rotation.ndim == 2
         return IndexLayout(
             lists, "rabitq", book.code_bytes, padded, rotate, about.searches, about.dram, state.preview.on_ssd
@@ -871,7 +906,10 @@ class IndexWriter:
             except BudgetError:
                 state = replace(state, hot=HotPages.none())
                 self.about = replace(self.about, hot=[])
-        self._footprint.shrink_pool(check(state))
+        needed = check(state)
+        self._base = self._base or self._footprint.needed(state)
+        self._taken = max(self._taken, needed - self.beside_bytes - self._base)
+        self._footprint.shrink_pool(needed)
         return state
 
     def _planned(self, state: IndexSnapshot) -> int:
@@ -916,29 +954,3 @@ def _in_place(parts: Sequence[IndexPart], made: Made | None) -> list[IndexPart |
     first = [part.name for part in parts].index(made.replaced[0])
     assert tuple(part.name for part in parts[first : first + len(made.replaced)]) == made.replaced
     return [*parts[:first], made, *parts[first + len(made.replaced) :]]
-
-
-def _another(state: IndexSnapshot, fresh: int) -> int:
-    """Return the DRAM of another part with codes on SSD, and of `fresh` bytes of vectors that wait for it, in bytes."""
-    return PART_BYTES + 16 * (state.preview.lists + 1) + 2 * fresh
-
-
-def _is_piled(state: IndexSnapshot, room: int, fresh: int) -> bool:
-    """Return whether there are many parts with codes on SSD, and no `room` for another."""
-    return state.preview.on_ssd and len(state.parts) > _MANY and room < _another(state, fresh)
-
-
-def outgrown(state: IndexSnapshot, room: int, fresh: int) -> bool:
-    """Return whether the index is worth making anew, with `room` bytes of DRAM left for `fresh` bytes of vectors.
-
-    That is so once much has changed and lists or codes no longer fit, or there are too many vectors or too few for the
-    lists; or where removed rows stay, as there is no room to join their part, or with codes on SSD, which leave little
-    room for joins, parts until there is hardly room for another; or once a list has grown too long.
-    """
-    calibration, made_of = state.calibration, state.calibration.made_of
-    if calibration.worn or calibration.tuned or calibration.all_changes <= _LONG_CHANGES * made_of:
-        return calibration.worn
-    few_or_many = not made_of <= _GROWN * state.count <= _GROWN**2 * made_of
-    rows, alive = sum(map(len, state.parts)), sum(part.alive_count for part in state.parts)
-    stay = rows - alive > _REMOVED * rows and merged_bytes(state.parts, state.preview, True) > room
-    return few_or_many or stay or _is_piled(state, room // 2, fresh) or state.longest_list > _LONG

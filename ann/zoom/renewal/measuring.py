@@ -59,8 +59,7 @@ class Measured:
 
         What has changed in between still counts. If lists, codes or efforts are others by now, `now` stays.
         """
-        is_it = now.efforts is self.before.efforts
-        return now.measured_anew(self.calibration, self.before) if is_it else now
+        return now.measured_anew(self.calibration, self.before) if now.efforts is self.before.efforts else now
 
     def drop(self) -> None:
         """Nothing is left of it."""
@@ -91,7 +90,7 @@ class Measurements:
 
     def begin(self, state: IndexSnapshot) -> None:
         """Measure a snapshot, if that is due and nothing else is under way."""
-        if self._work.occupied or not state.calibration.stale or not _on_ssd(state):
+        if self._work.occupied or not state.calibration.stale or state.count <= _FEWEST:
             return
         reader = Reader(depth=DEPTH)  # no search uses it
         try:
@@ -111,7 +110,7 @@ class Measurements:
     def is_overdue(self, state: IndexSnapshot) -> bool:
         """Return whether so much has changed that efforts are to be measured at once, as no thread does."""
         now = state.calibration
-        return now.stale and now.changed_much and not self._work.occupied and _on_ssd(state)
+        return now.stale and now.changed_much and not self._work.occupied and state.count > _FEWEST
 
     def take(self) -> Measured | None:
         """Return the result; None if there is none yet. Or raise the error that ended the work."""
@@ -164,10 +163,6 @@ def _measure_with(
     finally:
         lock.release()
     return measured
-
-
-def _on_ssd(state: IndexSnapshot) -> bool:
-    return sum(part.alive_count for part in state.parts) > _FEWEST
 
 
 def _some_rows(state: IndexSnapshot, first: int, random: np.random.Generator) -> Ints:

@@ -48,7 +48,6 @@ __all__ = [
 _CHUNK_BYTES = 16 << 20  # held while vectors are put in order
 _ROW_BYTES = 48  # of a row on its way: list, part and row, id and numbers
 _FEWEST_ROWS = 16
-_ID_ROWS = 1 << 16  # whose ids are read at a time
 WRITTEN_BYTES = 64  # of a row of an attribute that is being written
 _JOIN = 2  # a part is joined with those after it once they hold half as many rows
 _ALIVE = 0.75  # of its rows, below which it is
@@ -305,12 +304,6 @@ def write_carried(
         write_texts(tx, f"{name}-texts", texts_in_order(take, rows))
 
 
-def _ids_of(part: IndexPart, rows: Ints) -> npt.NDArray[Any]:
-    """Return the ids of ascending rows."""
-    pieces = [part.arrays.ids_of(rows[at : at + _ID_ROWS]) for at in range(0, len(rows), _ID_ROWS)]
-    return np.concatenate([np.empty(0, part.arrays.id_dtype), *pieces])
-
-
 class PartsSource(VectorSource):
     """The vectors alive in all parts, in their order, as a source to build from.
 
@@ -327,12 +320,12 @@ class PartsSource(VectorSource):
         self._offsets = np.concatenate([[0], np.cumsum([len(part) for part in parts])])
         number = np.uint32 if self._offsets[-1] < 2**32 else np.int64
         self.rows: npt.NDArray[Any] = np.concatenate([np.empty(0, number), *self._alive(number)])
-        ids = [_ids_of(part, rows) for part, rows in zip(parts, self._rows_by_part(), strict=True)]
-        self.ids: npt.NDArray[Any] = compact_ids(np.concatenate(ids))
-        self.count: int
-        self.dimension: int
-        self.dtype: np.dtype[Any]
-        self.dtype, self.dimension, self.count = dtype, dimension, len(self.rows)
+        each = zip(parts, self._rows_by_part(), strict=True)
+        ids = [part.arrays.ids_of(rows[some]) for part, rows in each for some in pieces_of(len(rows))]
+        self.ids: npt.NDArray[Any] = compact_ids(np.concatenate([np.empty(0, np.uint32), *ids]))
+        self.count: int = len(self.rows)
+        self.dimension: int = dimension
+        self.dtype: np.dtype[Any] = dtype
 
     def _alive(self, number: npt.DTypeLike) -> Iterator[npt.NDArray[Any]]:
         """Yield the numbers of the rows alive, a piece at a time."""
