@@ -80,7 +80,7 @@ class MultiVectorIndex(Closing):
             raise TypeError(f"store={store!r}: expected a Store; MultiVectorIndex.open(path) opens an index")
         self._store = store
         about = self._about = ItemDescription.load(store)
-        self._reader = reader = index_reader(about.dram)
+        self._reader = reader = index_reader(about.dram, about.searches)
         try:
             self._footprint, opener, state = _opened(store, reader, about)
         except BaseException:

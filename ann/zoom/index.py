@@ -100,7 +100,7 @@ class ZoomIndex(Closing):
         if raw is None:
             raise FormatError(f"{store.path}: the catalog does not describe an index")
         about = self._about = Description.decode(raw, store.path)
-        self._reader = reader = index_reader(about.dram, about.on_ssd)
+        self._reader = reader = index_reader(about.dram, about.searches, about.on_ssd)
         try:
             self._footprint, files = _files_of(store, reader, about, pool)
             self._searcher = Searcher(IndexSnapshot.load(store, about, files, reader), reader, about.searches)

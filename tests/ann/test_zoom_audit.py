@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import re
 import shutil
 import threading
 import time
@@ -125,6 +126,22 @@ def test_an_audit_has_its_place_in_the_budget(tmp_path):
     ZoomIndex.build(tmp_path / "pq", base[:, :32], preview="pq").close()
     with pytest.raises(ValueError, match="an exact search needs bounds"):
         ZoomIndex.open(tmp_path / "pq", audit=1)
+
+
+def test_an_index_that_the_audit_has_tuned_beside_searches_keeps_its_budget(tmp_path):
+    random = np.random.default_rng(0)
+    base = (random.normal(size=(4000, 24)) + random.integers(0, 7, 4000)[:, None]).astype(np.float16)
+    with pytest.raises(BudgetError) as refused:
+        ZoomIndex.build(tmp_path / "refused", base, dram="64KiB", grow_to=6000)
+    dram = int(1.35 * int(re.search(r"\((\d+) bytes\)", str(refused.value))[1]))
+    ZoomIndex.build(tmp_path / "index", base, dram=dram, grow_to=6000).close()
+    until = time.monotonic() + PATIENCE
+    with ZoomIndex.open(tmp_path / "index", audit=1) as index:
+        while not (found := index.stats()["audit"])["retuned"]:
+            assert time.monotonic() < until, found
+            index.search(random.normal(size=(2, 24)).astype(np.float32), 10, recall=0.9)
+            time.sleep(0.002)
+        assert index.memory_bytes <= index.stats()["planned_bytes"] <= dram
 
 
 def test_every_query_is_counted_as_brute_force_counts_it(path, drift):

@@ -4,15 +4,18 @@ import ctypes
 import json
 import mmap
 import os
+import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from memhier.ann import ZoomIndex
+from memhier.ann import MultiVectorIndex, ZoomIndex
 from memhier.budget import parse_bytes
+from memhier.errors import BudgetError
 
 ALLOWED_BEYOND = parse_bytes("32MiB")
 
@@ -262,3 +265,19 @@ def test_spare_memory_lets_more_searches_run_at_a_time(tmp_path, dimension):
             room = dram - index.stats()["planned_bytes"]
             assert room >= dram - stats["planned_bytes"]  # is left for the vectors to come
     assert 1 < searches[0] < searches[1] <= searches[2] == 8
+
+
+@pytest.mark.parametrize("kind", [ZoomIndex, MultiVectorIndex])
+def test_reads_beside_those_of_searches_take_no_more_memory(tmp_path, kind):
+    """Vectors are read, and others are tuned for, without a turn, but with the buffers of searches."""
+    count, shape = 4000 if kind is ZoomIndex else 1000, (16,) if kind is ZoomIndex else (4, 16)
+    vectors = np.random.default_rng(0).normal(size=(count, *shape)).astype(np.float32)
+    with pytest.raises(BudgetError) as refused:
+        kind.build(tmp_path / "refused", vectors, dram="64KiB")
+    dram = int(1.1 * int(re.search(r"\((\d+) bytes\)", str(refused.value))[1]))
+    with kind.build(tmp_path / "index", vectors, dram=dram) as index, ThreadPoolExecutor(5) as threads:
+        tuning = threads.submit(index.tune, vectors[:128])
+        for reading in [threads.submit(index.reconstruct, np.arange(count)) for _ in range(200)]:
+            reading.result()
+        tuning.result()
+        assert index.memory_bytes <= index.stats()["planned_bytes"] <= dram

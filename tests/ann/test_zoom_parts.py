@@ -176,7 +176,7 @@ def test_eight_threads_search_at_a_time_from_32_mib_on(megabytes):
 @pytest.mark.parametrize("megabytes", [1, 16, 17, 18, 19, 24, 31, 32, 33, 34, 36, 48, 64, 100, 1000])
 def test_long_reads_of_codes_take_no_more_dram(megabytes):
     dram = megabytes << 20
-    with index_reader(dram) as usual, index_reader(dram, on_ssd=True) as long:
+    with index_reader(dram, 8) as usual, index_reader(dram, 8, on_ssd=True) as long:
         assert long.planned_bytes <= usual.planned_bytes
 
 

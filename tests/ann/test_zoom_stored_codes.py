@@ -2,6 +2,7 @@
 
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from threading import Thread
@@ -124,7 +125,7 @@ def test_long_reads_find_the_same(index: ZoomIndex, monkeypatch: pytest.MonkeyPa
     queries = _vectors(30, 6)
     with ZoomIndex.open(index.path, pool=False) as usual:
         found = [usual.search(query, 10, recall=0.99) for query in queries[:, None]]
-    monkeypatch.setattr("memhier.ann.zoom.index.index_reader", lambda dram, on_ssd: Reader(run_pages=32))
+    monkeypatch.setattr("memhier.ann.zoom.index.index_reader", lambda dram, searches, on_ssd: Reader(run_pages=32))
     with ZoomIndex.open(index.path, pool=False) as longer:
         again = [longer.search(query, 10, recall=0.99) for query in queries[:, None]]
     for some, other in zip(found, again, strict=True):
@@ -289,6 +290,14 @@ def test_tuning_keeps_the_budget(tmp_path: Path) -> None:
     with _build(tmp_path, vectors) as index:
         index.tune(_vectors(200, 2))
         assert index.stats()["planned_bytes"] <= index.stats()["dram"]
+
+
+def test_any_thread_tunes(tmp_path: Path) -> None:
+    with _build(tmp_path, _vectors(_COUNT, 1)) as index, ThreadPoolExecutor(1) as other:
+        other.submit(index.tune, _vectors(64, 2)).result()
+        efforts = index.stats()["calibrated_recall"], index.stats()["nprobe"], index.stats()["candidates"]
+        index.tune(_vectors(64, 2))
+        assert efforts == tuple(index.stats()[name] for name in ("calibrated_recall", "nprobe", "candidates"))
 
 
 def test_an_index_that_was_tuned_is_not_made_anew_for_want_of_room(tmp_path: Path) -> None:

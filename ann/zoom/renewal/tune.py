@@ -58,8 +58,8 @@ def measure(state: IndexSnapshot, reader: Reader, queries: Floats) -> Calibratio
         truth.add(positions, state.space.vectors(vectors))
     truth.finish()
     with Reader(depth=DEPTH) as apart:  # reads many lists together, for which the other has no room
-        coded = replace(state, parts=tuple(part.read_by(apart) for part in state.parts)).findable.coded
-        found = calibrate_kinds(state.preview, coded, truth, state.row_bytes)
+        own = replace(state, parts=tuple(part.read_by(apart) for part in state.parts))  # keeps their files open
+        found = calibrate_kinds(state.preview, own.findable.coded, truth, state.row_bytes)
     found = before.measured_anew(replace(found, far=before.far), before)
     if state.preview.coding == "pq":
         return found

@@ -187,10 +187,9 @@ def read_contexts(dram: int) -> int:
     return 2 * _CONTEXTS if _reads(dram) >= 2 * _CONTEXTS * _DEPTH_LEAST else _CONTEXTS
 
 
-def index_reader(dram: int, on_ssd: bool = False) -> Reader:
+def index_reader(dram: int, searches: int = 1, on_ssd: bool = False) -> Reader:
     """Return the reader of an index; large budgets with codes `on_ssd` have longer and fewer reads, in no more DRAM."""
-    contexts = read_contexts(dram)
-    depth = _reads(dram) // contexts
+    depth, contexts = _reads(dram) // read_contexts(dram), min(searches, read_contexts(dram))
     if on_ssd and (fewer := depth * 17 // 18) >= _LONG_READ:
         return Reader(depth=fewer, contexts=contexts, run_pages=_LONG_READ)
     return Reader(depth=depth, contexts=contexts)
