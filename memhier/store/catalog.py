@@ -27,6 +27,7 @@ from memhier.store.catalog_tree import BLOCK_BYTES, PAGE_SIZES, CatalogTree, Met
 __all__ = ["CHECKSUMS", "Catalog", "Guard", "Published", "Snapshot"]
 
 _MAP_SPARE_BYTES = 2**20
+_ROOM_SPARE_BYTES, _PATH_PAGES, _ENTRY_BYTES = 2**16, 4, 64
 _CHECKSUM = struct.Struct("<I")
 _NUMBER = struct.Struct("<Q")
 _NUMBER_KEY = b"transaction"
@@ -143,6 +144,13 @@ class Catalog:
         self.commit(entries)
         self._files.sync_directory(self._directory)
         self.publish()
+
+    def room(self, changes: Mapping[bytes, bytes | None]) -> int:
+        """Return more bytes than `commit` and `publish` write: pages on the way to a change, lists of all pages."""
+        blocks = 0 if self._published is None else self._published.guard.checksums.size
+        rewritten = min(blocks * BLOCK_BYTES, _PATH_PAGES * mmap.PAGESIZE * len(changes))
+        added = sum(len(key) + len(value or b"") + _ENTRY_BYTES for key, value in changes.items())
+        return rewritten + 2 * added + 12 * blocks + _ROOM_SPARE_BYTES
 
     def commit(self, changes: Mapping[bytes, bytes | None]) -> None:
         """Apply `changes` (None deletes) in one durable LMDB transaction. Readers see it after `publish`."""

@@ -4,7 +4,7 @@ import errno
 import mmap
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from memhier.store.contents import PAGE_BYTES, SegmentInfo
 
 __all__ = [
     "BUFFER_BYTES", "PAGE_BYTES", "FullError", "PatientSegmentWriter", "SegmentWriter", "finish_segments",
-    "said_as_full",
+    "is_full", "said_as_full",
 ]  # fmt: skip
 
 BUFFER_BYTES = 2**20
@@ -31,15 +31,18 @@ class FullError(OSError):
     """The disk is full, or a limit of it is reached, and nothing has changed: the call may be made again."""
 
 
+def is_full(error: BaseException) -> bool:
+    """Return whether an error is that of a full disk."""
+    return isinstance(error, OSError) and error.errno in _FULL
+
+
 @contextmanager
 def said_as_full() -> Iterator[None]:
     """Raise errors of a full disk as `FullError`; for blocks that change nothing when they fail."""
     try:
         yield
-    except FullError:
-        raise
     except OSError as error:
-        if error.errno not in _FULL:
+        if isinstance(error, FullError) or not is_full(error):
             raise
         raise FullError(error.errno, error.strerror, error.filename) from error
 
@@ -57,14 +60,9 @@ class SegmentWriter:
     """
 
     def __init__(
-        self,
-        name: str,
-        generation: int,
-        path: Path,
-        file: File,
-        abort: Callable[[], None],
+        self, name: str, generation: int, path: Path, file: File, abort: Callable[[], None],
         buffer_bytes: int = BUFFER_BYTES,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.name = name
         self.path = path
         self._generation = generation
@@ -181,13 +179,8 @@ class SegmentWriter:
         self._filled, self._buffer = 0, np.empty(0, np.uint8)
         return self._pages * PAGE_BYTES, self._checksums[: self._pages]
 
-    def end(self) -> None:
-        """Fill up the last page and take no more."""
-        self._fill_up()
-        self._open = False
-
     def info(self) -> SegmentInfo:
-        """Describe the segment, once it has ended."""
+        """Describe the segment, once it is complete."""
         checksums = self._checksums[: self._pages].copy()
         checksums.flags.writeable = False
         length = self._pages * PAGE_BYTES
@@ -248,10 +241,8 @@ class PatientSegmentWriter(SegmentWriter):
         self._buffer[self._filled : self._filled + len(source)] = source
         self._filled += len(source)
         self._length += len(source)
-        try:
+        with suppress(FullError):
             self.settle()
-        except FullError:
-            return offset
         return offset
 
     def settle(self) -> None:
@@ -282,7 +273,7 @@ class PatientSegmentWriter(SegmentWriter):
         return self._pages * PAGE_BYTES, self._checksums[: self._pages]
 
     def reserve(self) -> None:
-        """Write everything, so that `end` needs no more room; later appends take the place of the padding."""
+        """Write everything, so that `complete` needs no more room; later appends take the place of the padding."""
         self.flush()
         if self._filled:
             page = np.zeros(PAGE_BYTES, np.uint8)
@@ -300,10 +291,10 @@ class PatientSegmentWriter(SegmentWriter):
 def finish_segments(writers: Sequence[SegmentWriter]) -> list[SegmentInfo]:
     """Fill up the last pages of segments, then make their files durable, close and describe them."""
     for writer in writers:
-        writer.end()
+        writer.complete()
     for writer in writers:
         writer.file.fdatasync()
-        writer.file.close()
+        writer.close()
     return [writer.info() for writer in writers]
 
 

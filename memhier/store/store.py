@@ -157,17 +157,10 @@ class Store(Closing):
     @classmethod
     @shielded_giving(close_made)
     def open(
-        cls,
-        path: str | os.PathLike[str],
-        kind: str,
-        *,
-        writable: bool = False,
-        verify: Verify = "read",
-        files: Files | None = None,
-        cache: str | os.PathLike[str] | None = None,
-        cache_bytes: int | str = CACHE_BYTES,
+        cls, path: str | os.PathLike[str], kind: str, *, writable: bool = False, verify: Verify = "read",
+        files: Files | None = None, cache: str | os.PathLike[str] | None = None, cache_bytes: int | str = CACHE_BYTES,
         salvage: bool = False,
-    ) -> Self:
+    ) -> Self:  # fmt: skip
         """Open a store at its last commit.
 
         Parameters
@@ -223,6 +216,7 @@ class Store(Closing):
             for info in contents.segments.values():
                 with open_segment(files, info) as file:
                     check(file, info, verify == "open")
+            files.make_directory(str(root / "tmp"))  # a copy may lack it, as it is empty
             clear_directory(files, root / "tmp")
             _remove_leftovers(files, root, contents)
         except BaseException:
@@ -574,15 +568,14 @@ class Store(Closing):
     def _check_writes(self, buffer_bytes: int) -> None:
         self._check_open()
         if not PAGE_BYTES <= buffer_bytes <= BUFFER_BYTES or buffer_bytes % PAGE_BYTES:
-            raise ValueError(
-                f"buffer_bytes={buffer_bytes}: expected a multiple of {PAGE_BYTES}, at most {BUFFER_BYTES}"
-            )
+            raise ValueError(f"buffer_bytes={buffer_bytes}: expected a multiple of {PAGE_BYTES} up to {BUFFER_BYTES}")
         if self._writer_pid is None:
             raise self.not_writable("the store is open for reading; pass writable=True")
         if self._writer_pid != os.getpid():
             raise ClosedError(f"{self._path}: the writer is process {self._writer_pid}, which forked this one")
         if self._failure is not None:
-            raise ClosedError(f"{self._path}: closed for writing since a commit failed ({self._failure}); reopen it")
+            said = f"closed for writing since a commit failed ({self._failure}); reopen it, without uncommitted changes"
+            raise ClosedError(f"{self._path}: {said}")
 
     def not_writable(self, advice: str) -> OSError:
         """Return the error of a change of a store that is open for reading; of a backup, it says to pull that first."""
@@ -608,9 +601,7 @@ class Store(Closing):
 
         After a failed sync the contents of the disk are unknown until it is read again.
         """
-        self._transaction = None
-        if error is not None:
-            self._failure = error
+        self._transaction, self._failure = None, error
         if following is not None:
             self._contents = following
             _remove_leftovers(self._files, self._path, following)

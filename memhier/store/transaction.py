@@ -19,6 +19,7 @@ from memhier.store.segments import (
     PatientSegmentWriter,
     SegmentWriter,
     finish_segments,
+    is_full,
     said_as_full,
 )
 from memhier.store.staging import Staging
@@ -66,14 +67,9 @@ class Transaction:
     """
 
     def __init__(
-        self,
-        files: Files,
-        directory: Path,
-        catalog: Catalog,
-        contents: Contents,
-        ended: Callable[[Contents | None, BaseException | None], None],
-        buffer_bytes: int = BUFFER_BYTES,
-    ) -> None:
+        self, files: Files, directory: Path, catalog: Catalog, contents: Contents,
+        ended: Callable[[Contents | None, BaseException | None], None], buffer_bytes: int = BUFFER_BYTES,
+    ) -> None:  # fmt: skip
         self._files = files
         self._directory = directory
         self._catalog = catalog
@@ -85,6 +81,7 @@ class Transaction:
         self._adopted: dict[str, SegmentInfo] = {}
         self._dropped: set[str] = set()
         self._values: dict[str, bytes | None] = {}
+        self._room = 0  # bytes that the disk had for the catalog
         self._pid = os.getpid()
         self._open = True
 
@@ -165,16 +162,22 @@ class Transaction:
             if isinstance(writer, PatientSegmentWriter):
                 writer.reserve()
             pages += writer.length // PAGE_BYTES
-        # The catalog writes every page on the way to a change anew, and then its checksums.
-        room = str(self._directory.parent / "tmp" / "room")
         with said_as_full():
-            try:
-                with self._files.open(room, "w") as file:
-                    for _ in range(0, _CATALOG_BYTES + 2 * (values_bytes + 4 * pages), len(_ZEROS)):
-                        file.append(_ZEROS)
-            finally:
-                with suppress(OSError):
-                    self._files.remove(room)
+            self._take_room(_CATALOG_BYTES + 2 * (values_bytes + 4 * pages))
+
+    def _take_room(self, size: int) -> None:
+        """Raise unless the disk has room for so many bytes of the catalog: it writes pages anew, then checksums."""
+        if size <= self._room:
+            return
+        room = str(self._directory.parent / "tmp" / "room")
+        try:
+            with self._files.open(room, "w") as file:
+                for _ in range(0, size, len(_ZEROS)):
+                    file.append(_ZEROS)
+        finally:
+            with suppress(OSError):
+                self._files.remove(room)
+        self._room = size
 
     @shielded
     def adopt(self, staging: Staging) -> None:
@@ -301,8 +304,9 @@ class Transaction:
         Raises
         ------
         OSError
-            When a write fails. The store is then closed for writing. It can be opened again, at the last commit or, if
-            only the last step failed, at this one.
+            When a write fails, or the disk is full: the transaction is then aborted, and the store stays open. When a
+            sync or a write of the catalog fails, it is closed for writing. It can be opened again, at the last commit
+            or, if only the last step failed, at this one.
         """
         self.check_open()
         try:
@@ -310,11 +314,17 @@ class Transaction:
             if written:
                 self._files.sync_directory(str(self._directory))
         except BaseException as error:
-            self._forget(error)
+            if self._open:  # a failed write has aborted it
+                self._forget(None if is_full(error) else error)
+            raise
+        following, changes = self._contents.changed(self._values, written, self._dropped)
+        try:
+            self._take_room(self._catalog.room(changes))
+        except BaseException:
+            self.abort()
             raise
         self._open = False
         self._writers = {}  # they know this transaction: their buffers would stay until Python looks for cycles
-        following, changes = self._contents.changed(self._values, written, self._dropped)
         try:
             self._catalog.commit(changes)
             self._catalog.publish()

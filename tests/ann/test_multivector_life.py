@@ -270,6 +270,42 @@ def test_a_fault_leaves_the_index_as_it_was(tmp_path, small_sizes, switched_file
             assert_holds(index, model)
 
 
+@pytest.mark.parametrize("name", ["commit", pytest.param("compact", marks=pytest.mark.long)])
+def test_a_full_disk_changes_nothing_and_the_call_can_be_repeated(tmp_path, small_sizes, switched_files, name):
+    begun(tmp_path / "built")[0].close()
+
+    def changed(path):
+        shutil.copytree(tmp_path / "built", path)
+        switch = switched_files()
+        index = MultiVectorIndex(Store.open(path, kind=KIND, writable=True, files=switch))
+        model = dict.fromkeys(range(1, 61), 0)
+        child.change(index, model, random.Random(4))
+        return index, model, switch
+
+    index, model, switch = changed(tmp_path / "counted")
+    with index:
+        switch.files = faulty = FaultyFiles(RealFiles())
+        CHANGES[name](index, model)
+        # All that takes room, but for the guard of LMDB's commit.
+        takes = [
+            number
+            for number, call in enumerate(faulty.calls, 1)
+            if call.startswith(("pwrite", "append", "fdatasync", "open-x", "open-w")) and "catalog" not in call
+        ]
+    for fail_at in takes[:: len(takes) // 5]:
+        path = tmp_path / f"failed{fail_at}"
+        index, model, switch = changed(path)
+        with index:
+            switch.files = FaultyFiles(RealFiles(), fail_at, Fault.SHORT_WRITE)
+            with pytest.raises(OSError, match="No space"):
+                CHANGES[name](index, model)
+            assert_holds(index, model)
+            CHANGES[name](index, model)
+        with MultiVectorIndex.open(path, verify="open") as index:
+            assert index.check() == []
+            assert_holds(index, model)
+
+
 def test_an_index_of_the_first_format_opens(tmp_path):
     index, model = begun(tmp_path / "index")
     index.close()

@@ -134,6 +134,38 @@ def test_a_fault_leaves_the_index_as_it_was(folder, built, small_sizes, switched
         shutil.rmtree(path)
 
 
+@pytest.mark.parametrize("name", ["commit", pytest.param("compact", marks=pytest.mark.long)])
+def test_a_full_disk_changes_nothing_and_the_call_can_be_repeated(folder, built, small_sizes, switched_files, name):
+    shutil.copytree(built, folder / "counted")
+    index, switch = open_changed(folder / "counted", switched_files())
+    with index:
+        before = contents(index)
+        faulty = break_files(switch, 0, Fault.SHORT_WRITE)
+        CHANGES[name](index)
+        # All that takes room, but for the guard of LMDB's commit.
+        takes = [
+            number
+            for number, call in enumerate(faulty.calls, 1)
+            if call.startswith(("pwrite", "append", "fdatasync", "open-x", "open-w")) and "catalog" not in call
+        ]
+    assert len(takes) > 30
+    for fail_at in takes[:: len(takes) // 9]:
+        path = folder / f"failed{fail_at}"
+        shutil.copytree(built, path)
+        index, switch = open_changed(path, switched_files())
+        with index:
+            break_files(switch, fail_at, Fault.SHORT_WRITE)
+            with pytest.raises(OSError, match="No space"):
+                CHANGES[name](index)
+            assert same(contents(index), before)
+            CHANGES[name](index)
+            assert same(contents(index), before)
+        with ZoomIndex.open(path, verify="open") as index:
+            assert index.check() == []
+            assert same(contents(index), before)
+        shutil.rmtree(path)
+
+
 @pytest.mark.parametrize("fault", [Fault.SHORT_WRITE, Fault.EIO])
 def test_a_fault_beside_the_commits_is_told_and_changes_nothing(folder, built, small_sizes, switched_files, fault):
     path = folder / "index"

@@ -5,6 +5,7 @@ Power cuts are enumerated in memory; faults come at every call in turn.
 
 import errno
 import itertools
+import mmap
 import os
 import random
 import shutil
@@ -354,6 +355,95 @@ def test_a_failed_sync_is_not_tried_again(root: Path, operation: str) -> None:
     with Store.create(root, KIND) as store:
         first(store)
     _fail_during(root, operation, change)
+
+
+def _is_late(call: str) -> bool:
+    """Whether a call of a commit comes after LMDB's own."""
+    return "catalog" in call or (call.startswith("sync_directory") and not call.endswith("/segments"))
+
+
+@pytest.mark.parametrize("fault", [Fault.ENOSPC, Fault.SHORT_WRITE])
+def test_a_commit_on_a_full_disk_can_be_repeated(root: Path, fault: Fault) -> None:
+    """Until LMDB commits, a full disk changes nothing and the store stays open; after that it must be reopened."""
+    with Store.create(root, KIND) as store:
+        first(store)
+    counting = FaultyFiles(RealFiles())
+    shutil.copytree(root, root.parent / "copy0")
+    with Store.open(root.parent / "copy0", KIND, writable=True, files=counting) as store:
+        opened = len(counting.calls)
+        second(store)
+    seen = set()
+    for call, name in enumerate(counting.calls[opened:], opened + 1):
+        copy = root.parent / f"copy{call}"
+        shutil.copytree(root, copy)
+        with Store.open(copy, KIND, writable=True, files=FaultyFiles(RealFiles(), call, fault)) as store:
+            if outcome(lambda store=store: second(store)) is None:  # files that nothing needs may stay
+                assert state(store) == AFTER, name
+                assert name.startswith(("remove", "list", "lock", "open-r segments")), name
+                continue
+            assert state(store) == BEFORE, name
+            seen.add((name.split()[0], late := _is_late(name)))
+            if late:
+                with pytest.raises(ClosedError, match="reopen it, without uncommitted changes"):
+                    second(store)
+                continue
+            second(store)
+            assert state(store) == AFTER, name
+        with Store.open(copy, KIND, verify="open") as store:
+            assert state(store) == AFTER, name
+            assert store.check() == []
+    early = {(each, False) for each in ("open-x", "pwrite", "fdatasync", "sync_directory", "open-w", "append")}
+    assert seen >= early | {("append", True), ("rename", True)}
+
+
+def test_a_copy_without_empty_folders_can_be_changed(root: Path) -> None:
+    with Store.create(root, KIND) as store:
+        first(store)
+    (root / "tmp").rmdir()
+    with Store.open(root, KIND, writable=True) as store:
+        second(store)
+        assert state(store) == AFTER
+
+
+def test_room_for_the_catalog_is_taken_before_it_changes(root: Path) -> None:
+    """The bytes that a commit writes into its catalog and the guard are fewer than those that the disk had before."""
+    rng, data, taken = random.Random(5), root / "catalog" / "data.mdb", 0
+
+    class Counting(RealFiles):
+        def open(self, path: str, mode: Mode) -> File:
+            nonlocal taken
+            if path.endswith("tmp/room"):
+                taken = 0
+                return CountedFile(super().open(path, mode))
+            return super().open(path, mode)
+
+    class CountedFile(FileBase):
+        def __init__(self, inner: File) -> None:
+            self.inner, self.path = inner, inner.path
+
+        def append(self, data: Buffer) -> int:
+            nonlocal taken
+            taken += len(memoryview(data))
+            return self.inner.append(data)
+
+        def close(self) -> None:
+            self.inner.close()
+
+    with Store.create(root, KIND, files=Counting()) as store:
+        first(store)
+        for _ in range(60):
+            before, taken = data.read_bytes(), 0
+            with store.begin() as tx:
+                for number in {rng.randrange(3000) for _ in range(rng.choice([1, 20, 400]))}:
+                    if store.get(f"key{number}") is not None and rng.random() < 0.3:
+                        tx.delete(f"key{number}")
+                    else:
+                        tx.put(f"key{number}", bytes(rng.choice([0, 10, 300, 2030, 4090, 9000])))
+                tx.commit()
+            after = data.read_bytes()
+            pages = range(0, len(after), mmap.PAGESIZE)
+            changed = sum(after[at : at + mmap.PAGESIZE] != before[at : at + mmap.PAGESIZE] for at in pages)
+            assert changed * mmap.PAGESIZE + (root / "catalog.sum").stat().st_size <= taken
 
 
 def test_lmdb_that_cannot_write_closes_the_store(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
