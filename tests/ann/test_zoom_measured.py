@@ -392,6 +392,28 @@ def test_a_stream_that_waits_for_no_thread_stays_within_the_least_budget(
         assert recall_of(index, held, usual(2, 20)[:, :24], 10, "l2", recall=1) == 1
 
 
+@pytest.mark.parametrize("turning", [True, False])
+def test_a_rebuild_keeps_the_recall_near_the_newest_vectors(tmp_path: Path, turning: bool) -> None:
+    random, count, step = np.random.default_rng(1), 8000, 240
+
+    def draw(rows: int, moment: float) -> Floats:
+        axes = np.roll(np.linspace(2.5, 0.1, 32), int(moment * 32 / 6) * turning)
+        return (random.standard_normal((rows, 32)) * axes).astype(np.float32)
+
+    held = dict(enumerate(draw(count, 0)))
+    with ZoomIndex.build(tmp_path / "index", np.stack([*held.values()]), dram=590_000, grow_to=16_000) as index:
+        before = index.search(draw(400, 0), 10, recall=0.95).stats["pages"]
+        for number in range(1, 21):
+            replace_oldest(index, held, draw(step, 0.1 * number))
+            index.commit(compact=False)
+        index.compact()
+        queries = draw(1000, 2)
+        for recall, least in ((0.9, 0.895), (0.95, 0.945), (0.99, 0.988)):
+            assert recall_of(index, held, queries, 10, "l2", recall) >= least
+        if not turning:  # the newest vectors are like all others, and cost nothing
+            assert index.search(queries[:400], 10, recall=0.95).stats["pages"] <= 1.15 * before
+
+
 def test_copies_are_dealt_into_the_lists_of_their_spot(tmp_path: Path) -> None:
     random = np.random.default_rng(1)
     vectors = usual(1, 3 * COUNT)

@@ -23,9 +23,10 @@ from memhier.ann.zoom.preview.preview import Effort, Preview
 from memhier.ann.zoom.preview.space import PreviewSpace
 from memhier.ann.zoom.preview.stored_scan import Parts
 
-__all__ = ["calibrate_kinds", "play_queries", "stricter"]
+__all__ = ["calibrate_kinds", "calibrate_newest", "play_queries"]
 
 _MOST = 6  # a mixture has up to 2 ** 6 vectors
+_ALIKE = 1.2  # times the cost of others: newest vectors cost more where they are of another kind
 _FEW = 100  # queries with many copies, or without, below which they are no kind of their own: too few to tell .99
 
 Floats: TypeAlias = npt.NDArray[np.float32]
@@ -58,7 +59,23 @@ def calibrate_kinds(preview: Preview, parts: Parts, truth: NeighbourTruth, row_b
         copied[:] = False
     kinds = [np.flatnonzero(kind) for kind in ((truth.own >= 0) & ~copied, copied, truth.own < 0)]
     made = [calibrate(preview, parts, truth.of(rows), row_bytes) for rows in kinds if len(rows)]
-    return reduce(stricter, made)
+    return reduce(_stricter, made)
+
+
+def calibrate_newest(
+    preview: Preview, parts: Parts, truth: NeighbourTruth, row_bytes: int, is_new: npt.NDArray[np.bool_]
+) -> Calibration:
+    """Return the efforts that suffice for queries that are new vectors, where these cost more, and for the others.
+
+    Each kind is measured alone. `is_new` ``[n]`` is of the vectors; mixtures follow in the same order.
+    """
+    some = np.resize(is_new, len(truth.own))
+    kinds = [rows for rows in (np.flatnonzero(some), np.flatnonzero(~some)) if len(rows)]
+    made = [calibrate_kinds(preview, parts, truth.of(rows), row_bytes) for rows in kinds]
+    both, usual = reduce(_stricter, made), made[-1]
+    if made[0].cost > _ALIKE * usual.cost:
+        return both
+    return replace(both, efforts=usual.efforts, reached=usual.reached, cost=usual.cost)
 
 
 def _mixtures(vectors: Floats, seed: int) -> Floats:
@@ -74,7 +91,7 @@ def _mixtures(vectors: Floats, seed: int) -> Floats:
     return mixed
 
 
-def stricter(one: Calibration, other: Calibration) -> Calibration:
+def _stricter(one: Calibration, other: Calibration) -> Calibration:
     """Return the calibration with the greater effort of both."""
     efforts: dict[int, list[tuple[float, Effort, float]]] = {}
     for k in one.efforts.keys() & other.efforts.keys():

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memhier.ann.zoom.calibration.calibration import Calibration
-from memhier.ann.zoom.calibration.mixtures import calibrate_kinds, play_queries
+from memhier.ann.zoom.calibration.mixtures import calibrate_newest, play_queries
 from memhier.ann.zoom.calibration.truth import QUERIES
 from memhier.ann.zoom.construction.mapped_array import mapped_array
 from memhier.ann.zoom.pauses import pause
@@ -62,21 +62,18 @@ class Constructed:
 
 
 def construct(
-    source: VectorSource,
-    ids: npt.NDArray[Any] | None,
-    space: PreviewSpace,
-    layout: IndexLayout,
-    seed: int,
-    scratch: Path,
-    bar: Any,
-) -> Constructed:
+    source: VectorSource, ids: npt.NDArray[Any] | None, space: PreviewSpace, layout: IndexLayout, seed: int,
+    scratch: Path, bar: Any, *, newest: int = 0,
+) -> Constructed:  # fmt: skip
     """Train, assign, encode and calibrate; `ids` are those of the vectors of `source`, None for their numbers.
 
     Reads the source three times, and stages its vectors in files under `scratch`. `bar` shows the vectors done. Arrays
-    with an entry for each vector are files there, mapped into memory, so DRAM does not grow with their number.
+    with an entry for each vector are files there, mapped into memory, so DRAM does not grow with their number. Of the
+    `newest` vectors, the last ones, some play queries that are measured apart.
     """
     count, number = source.count, np.dtype(np.uint32 if source.count < 2**32 else np.int64)
-    held_out = _held_out(count, seed)
+    last = count - 1 - _drawn(newest, min(newest, QUERIES) // 2, np.random.default_rng([seed, 2]))
+    held_out = np.union1d(_held_out(count, seed), last)
     preview = _train(source, space, layout, held_out, seed, scratch)
     bar.set_description("assign")
     lists = mapped_array(scratch, (count,), np.int32)
@@ -109,7 +106,7 @@ def construct(
     truth.finish(staged.positions)
     bar.set_description("calibrate")
     coded = CodedPart(starts, staged.codes, staged.numbers)
-    calibration = calibrate_kinds(preview, [coded], truth, rows.row_bytes)
+    calibration = calibrate_newest(preview, [coded], truth, rows.row_bytes, np.isin(held_out, last))
     order = mapped_array(scratch, (count,), number)
     ordered = order if ids is None else mapped_array(scratch, (count,), ids.dtype)
     for part in pieces_of(count):
@@ -171,14 +168,9 @@ def _train(
 
 
 def _encode(
-    source: VectorSource,
-    space: PreviewSpace,
-    preview: Preview,
-    lists: npt.NDArray[np.int32],
-    starts: Ints,
-    staged: _Staged,
-    bar: Any,
-) -> Preview:
+    source: VectorSource, space: PreviewSpace, preview: Preview, lists: npt.NDArray[np.int32], starts: Ints,
+    staged: _Staged, bar: Any,
+) -> Preview:  # fmt: skip
     """Return the preview with its radii; stage codes, numbers, positions and vectors."""
     squared, free = np.zeros(preview.lists), starts[:-1].copy()
     for start, block in source.blocks():

@@ -154,15 +154,9 @@ class IndexWriter:
             return self._add(state, vectors, ids, attributes, records)
 
     def update(
-        self,
-        state: IndexSnapshot,
-        ids: Ids,
-        vectors: npt.NDArray[Any] | None,
-        attributes: Any,
-        documents: Any,
-        *,
+        self, state: IndexSnapshot, ids: Ids, vectors: npt.NDArray[Any] | None, attributes: Any, documents: Any, *,
         insert: bool = False,
-    ) -> tuple[IndexSnapshot, int]:
+    ) -> tuple[IndexSnapshot, int]:  # fmt: skip
         """Return the snapshot with other vectors or fields for these ids, and how many of the ids are new.
 
         Fields that are not given stay, and vectors where there are none. Without `insert`, a new id is a KeyError.

@@ -11,7 +11,7 @@ compact does neither.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial, reduce
+from functools import partial
 from threading import RLock
 from typing import TypeAlias
 
@@ -19,12 +19,12 @@ import numpy as np
 import numpy.typing as npt
 
 from memhier.ann.zoom.calibration.calibration import Calibration
-from memhier.ann.zoom.calibration.mixtures import calibrate_kinds, play_queries, stricter
+from memhier.ann.zoom.calibration.mixtures import calibrate_newest, play_queries
 from memhier.ann.zoom.pauses import pause
 from memhier.ann.zoom.preview.scan_arguments import positions_of
 from memhier.ann.zoom.renewal.beside import Beside, Caller
 from memhier.ann.zoom.renewal.merge import alive_blocks
-from memhier.ann.zoom.renewal.renewal import DEPTH, open_parts
+from memhier.ann.zoom.renewal.renewal import DEPTH, FEWEST, first_of_newest, open_parts
 from memhier.ann.zoom.storage.snapshot import IndexSnapshot
 from memhier.io.reader import Reader
 from memhier.store.store import Store
@@ -32,8 +32,6 @@ from memhier.store.store import Store
 __all__ = ["Measured", "Measurements"]
 
 _QUERIES = 160  # of each kind
-_FEWEST = 128  # of a kind: fewer hardly tell of a recall of .99
-_NEWEST = 0.05  # of the vectors, that the parts written last hold at least
 _ROWS = 1 << 16  # looked at together
 _SEED = 5
 _POLL_SECONDS = 0.01
@@ -90,7 +88,7 @@ class Measurements:
 
     def begin(self, state: IndexSnapshot) -> None:
         """Measure a snapshot, if that is due and nothing else is under way."""
-        if self._work.occupied or not state.calibration.stale or state.count <= _FEWEST:
+        if self._work.occupied or not state.calibration.stale or state.count <= FEWEST:
             return
         reader = Reader(depth=DEPTH)  # no search uses it
         try:
@@ -110,7 +108,7 @@ class Measurements:
     def is_overdue(self, state: IndexSnapshot) -> bool:
         """Return whether so much has changed that efforts are to be measured at once, as no thread does."""
         now = state.calibration
-        return now.stale and now.changed_much and not self._work.occupied and state.count > _FEWEST
+        return now.stale and now.changed_much and not self._work.occupied and state.count > FEWEST
 
     def take(self) -> Measured | None:
         """Return the result; None if there is none yet. Or raise the error that ended the work."""
@@ -131,11 +129,8 @@ def _measure_anew(state: IndexSnapshot, reader: Reader) -> Measured:
     """
     before, counts = state.calibration, [part.alive_count for part in state.parts]
     random = np.random.default_rng([_SEED, before.all_changes])
-    first = len(counts)
-    while first and sum(counts[first:]) < _NEWEST * sum(counts):
-        first -= 1
+    first = first_of_newest(state.parts)
     newest = _some_rows(state, first, random) if first else np.empty(0, np.int64)
-    newest = newest[: len(newest) if len(newest) >= _FEWEST else 0]
     others = np.setdiff1d(_some_rows(state, 0, random), newest)
     own = np.sort(np.concatenate([newest, others]))
     vectors = state.vectors_at(own, reader).astype(np.float32)
@@ -143,11 +138,9 @@ def _measure_anew(state: IndexSnapshot, reader: Reader) -> Measured:
     for positions, block in alive_blocks(state.parts, state.dtype, reader):
         pause()
         truth.add(positions, state.space.vectors(block))
-    is_new = np.resize(np.isin(own, newest), len(truth.own))  # mixtures follow in the same order
     truth.finish()
-    kinds = [rows for rows in (np.flatnonzero(is_new), np.flatnonzero(~is_new)) if len(rows)]
-    made = [calibrate_kinds(state.preview, state.findable.coded, truth.of(rows), state.row_bytes) for rows in kinds]
-    return Measured(before, reduce(stricter, made))
+    made = calibrate_newest(state.preview, state.findable.coded, truth, state.row_bytes, np.isin(own, newest))
+    return Measured(before, made)
 
 
 def _measure_with(

@@ -142,14 +142,9 @@ def merged_bytes(parts: Sequence[IndexPart], preview: Preview, with_rows: bool) 
 
 
 def first_to_join(
-    parts: Sequence[IndexPart],
-    preview: Preview,
-    earliest: int,
-    room: Callable[[], int],
-    *,
-    with_rows: bool,
+    parts: Sequence[IndexPart], preview: Preview, earliest: int, room: Callable[[], int], *, with_rows: bool,
     most: int | None = None,
-) -> int:
+) -> int:  # fmt: skip
     """Return the part, from number `earliest` on, from which on all are joined.
 
     Joins make sizes fall by a factor from part to part, and leave no part of which a quarter is removed. They go as far

@@ -36,9 +36,14 @@ from memhier.io.page_file import PAGE_BYTES
 from memhier.io.reader import Reader
 from memhier.store.store import Staging, Store, Transaction
 
-__all__ = ["DEPTH", "Made", "Renewed", "Task", "follow", "join", "open_parts", "renew", "write_recoded"]
+__all__ = [
+    "DEPTH", "FEWEST", "Made", "Renewed", "Task", "first_of_newest", "follow", "join", "open_parts", "renew",
+    "write_recoded",
+]  # fmt: skip
 
 DEPTH = 16  # reads in flight
+FEWEST = 128  # queries of a kind: fewer hardly tell of a recall of .99
+_NEWEST = 0.05  # of the vectors, that the parts written last hold at least
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +97,14 @@ def open_parts(store: Store, parts: Sequence[IndexPart], reader: Reader, schema:
         files.open(part.name, part.arrays, part.row_bytes, schema, part.alive, part.alive_name, part.entry())
         for part in (part.read_by(reader) for part in parts)
     ]
+
+
+def first_of_newest(parts: Sequence[IndexPart]) -> int:
+    """Return the number of the first of the parts written last, which hold a twentieth of the vectors; 0 for all."""
+    counts, first = [part.alive_count for part in parts], len(parts)
+    while first and sum(counts[first:]) < max(_NEWEST * sum(counts), FEWEST):
+        first -= 1
+    return first
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +186,8 @@ def renew(task: Task, layout: IndexLayout, seed: int, changes: int) -> Renewed:
         parts, reader = opened
         source = PartsSource(parts, task.dtype, task.space.dimension, reader)
         try:
-            made = construct(source, source.ids, task.space, layout, seed, scratch, SilentBar())
+            newest = sum(part.alive_count for part in parts[first_of_newest(parts) or len(parts) :])
+            made = construct(source, source.ids, task.space, layout, seed, scratch, SilentBar(), newest=newest)
             for _ in made.rows.write(RowWriter(staging.segment(f"{task.name}-rows"), task.row_bytes)):
                 pause()
         finally:

@@ -335,13 +335,9 @@ class PartFiles:
         return replace(part, attributes=attributes, changes=changes)
 
     def load(
-        self,
-        entry: dict[str, Any],
-        preview: Preview,
-        row_bytes: int,
-        schema: Schema,
+        self, entry: dict[str, Any], preview: Preview, row_bytes: int, schema: Schema,
         known: PartArrays | StoredArrays | None = None,
-    ) -> IndexPart:
+    ) -> IndexPart:  # fmt: skip
         """Return the part that `entry` of the catalog describes, coded with `preview`; its arrays may be known."""
         name, alive_name = entry["name"], entry["alive"]
         arrays = self._arrays(entry, preview) if known is None else known
