@@ -71,7 +71,7 @@ OF_A_SHIELDED_CALL = {
     "RowLog": "compact_later reclaim rewrite_sparsest",
     "Samples": "compact_later reclaim rewrite_sparsest",
     "Slab": "attach bytes_for close gather gather_versioned generations parts scatter writing",
-    "SegmentWriter": "complete end flush info",
+    "SegmentWriter": "complete flush info",
     "Staging": "drop finish segment take",
     "Store": "leave stage",
     "Transaction": "check_open discard reserve swap_dropped",

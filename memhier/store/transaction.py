@@ -28,7 +28,6 @@ __all__ = ["Transaction", "check_key", "check_value_size"]
 
 _KEY_BYTES_MAX = 400  # LMDB takes 511, our prefix included.
 _VALUE_BYTES_MAX = 16 * 2**20
-_ZEROS = bytes(2**15)
 _CATALOG_BYTES = 2**18  # more than a commit of few values adds to the catalog
 
 
@@ -172,8 +171,8 @@ class Transaction:
         room = str(self._directory.parent / "tmp" / "room")
         try:
             with self._files.open(room, "w") as file:
-                for _ in range(0, size, len(_ZEROS)):
-                    file.append(_ZEROS)
+                for offset in range(0, size, PAGE_BYTES):  # a byte takes a page of the disk
+                    file.pwrite(b"0", offset)
         finally:
             with suppress(OSError):
                 self._files.remove(room)
