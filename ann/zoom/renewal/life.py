@@ -554,7 +554,8 @@ class IndexWriter:
         try:
             measured = self._measurements.take()
             state = state if measured is None else self.use(state, measured)
-            if compact is None and self._measurements.is_overdue(state):
+            # A result of no use, as lists were made anew meanwhile, is followed by a thread.
+            if compact is None and measured is None and self._measurements.is_overdue(state):
                 state = self.use(state, self._measurements.measure(state))
         except Exception as error:
             self._renewals.failed(error, state.calibration.all_changes)
