@@ -27,7 +27,7 @@ from memhier.store.catalog_tree import BLOCK_BYTES, PAGE_SIZES, CatalogTree, Met
 __all__ = ["CHECKSUMS", "Catalog", "Guard", "Published", "Snapshot"]
 
 _MAP_SPARE_BYTES = 2**20
-_ROOM_SPARE_BYTES, _PATH_PAGES, _ENTRY_BYTES = 2**16, 4, 64
+_ROOM_SPARE_BYTES, _PATH_PAGES, _ENTRY_BYTES = 2**16, 4, 64  # of a commit, of a change, beside key and value
 _CHECKSUM = struct.Struct("<I")
 _NUMBER = struct.Struct("<Q")
 _NUMBER_KEY = b"transaction"

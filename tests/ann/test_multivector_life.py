@@ -231,27 +231,28 @@ CHANGES = {
 }
 
 
+def open_changed(built, path, switch):
+    """Open a copy of an index, change it, and return it with its items."""
+    shutil.copytree(built, path)
+    index = MultiVectorIndex(Store.open(path, kind=KIND, writable=True, files=switch))
+    model = dict.fromkeys(range(1, 61), 0)
+    child.change(index, model, random.Random(4))
+    return index, model, switch
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("name", CHANGES)
 @pytest.mark.parametrize("fault", [Fault.SHORT_WRITE, Fault.EIO])
 def test_a_fault_leaves_the_index_as_it_was(tmp_path, small_sizes, switched_files, name, fault):
     begun(tmp_path / "built")[0].close()
 
-    def changed(path):
-        shutil.copytree(tmp_path / "built", path)
-        switch = switched_files()
-        index = MultiVectorIndex(Store.open(path, kind=KIND, writable=True, files=switch))
-        model = dict.fromkeys(range(1, 61), 0)
-        child.change(index, model, random.Random(4))
-        return index, model, switch
-
-    index, model, switch = changed(tmp_path / "counted")
+    index, model, switch = open_changed(tmp_path / "built", tmp_path / "counted", switched_files())
     with index:
         switch.files = faulty = FaultyFiles(RealFiles(), 0, fault)
         CHANGES[name](index, model)
         last = len(faulty.calls)
     for fail_at in {*range(1, last, max(1, last // 5)), last - 1}:
-        index, model, switch = changed(tmp_path / f"failed{fail_at}")
+        index, model, switch = open_changed(tmp_path / "built", tmp_path / f"failed{fail_at}", switched_files())
         with index:
             switch.files = FaultyFiles(RealFiles(), fail_at, fault)
             try:
@@ -274,15 +275,7 @@ def test_a_fault_leaves_the_index_as_it_was(tmp_path, small_sizes, switched_file
 def test_a_full_disk_changes_nothing_and_the_call_can_be_repeated(tmp_path, small_sizes, switched_files, name):
     begun(tmp_path / "built")[0].close()
 
-    def changed(path):
-        shutil.copytree(tmp_path / "built", path)
-        switch = switched_files()
-        index = MultiVectorIndex(Store.open(path, kind=KIND, writable=True, files=switch))
-        model = dict.fromkeys(range(1, 61), 0)
-        child.change(index, model, random.Random(4))
-        return index, model, switch
-
-    index, model, switch = changed(tmp_path / "counted")
+    index, model, switch = open_changed(tmp_path / "built", tmp_path / "counted", switched_files())
     with index:
         switch.files = faulty = FaultyFiles(RealFiles())
         CHANGES[name](index, model)
@@ -294,7 +287,7 @@ def test_a_full_disk_changes_nothing_and_the_call_can_be_repeated(tmp_path, smal
         ]
     for fail_at in takes[:: len(takes) // 5]:
         path = tmp_path / f"failed{fail_at}"
-        index, model, switch = changed(path)
+        index, model, switch = open_changed(tmp_path / "built", path, switched_files())
         with index:
             switch.files = FaultyFiles(RealFiles(), fail_at, Fault.SHORT_WRITE)
             with pytest.raises(OSError, match="No space"):

@@ -15,7 +15,7 @@ from memhier.ann import ZoomIndex
 from memhier.ann.zoom.calibration.calibration import Calibration
 from memhier.ann.zoom.preview.preview import Effort
 from memhier.ann.zoom.preview.space import Metric
-from memhier.ann.zoom.renewal import measuring
+from memhier.ann.zoom.renewal import life, measuring
 from memhier.errors import BudgetError
 
 Floats = npt.NDArray[np.float32]
@@ -161,6 +161,29 @@ def test_a_writer_that_closes_at_once_measures_at_a_commit(tmp_path: Path) -> No
     with ZoomIndex.open(tmp_path / "index") as index:
         assert calibrated(index) > COUNT
         assert escalated(index) == "no"
+
+
+def test_a_result_of_no_use_is_followed_by_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    vectors, free, played, threads = usual(1, 2 * COUNT), threading.Event(), measuring.play_queries, []
+
+    def wait_first(*given: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        if len(threads) == 1:
+            assert free.wait(300)
+        return played(*given)
+
+    monkeypatch.setattr(measuring, "play_queries", wait_first)
+    with ZoomIndex.build(tmp_path / "index", vectors[:COUNT], dram="2MiB", grow_to=2 * COUNT) as index:
+        index.add(vectors[COUNT : COUNT + 400])
+        index.commit()  # begins
+        index.compact()  # its result will be of no use
+        index.add(vectors[COUNT + 400 : COUNT + 1000])  # more than a tenth
+        free.set()
+        wait_for_threads()
+        index.commit()
+        wait_for_threads()
+    assert len(threads) == 2
+    assert all(name.startswith("zoom-measure") for name in threads)
 
 
 def test_measured_efforts_leave_a_rebuild_due(tmp_path: Path) -> None:
@@ -342,15 +365,20 @@ def test_usual_vectors_that_replace_others_call_for_no_rebuild(tmp_path: Path, m
             assert recall_of(index, held, usual(2, 20), 10, metric, recall=1) == 1
 
 
-def test_removed_rows_without_room_for_a_join_call_for_no_rebuild(tmp_path: Path) -> None:
+def test_removed_rows_without_room_for_a_join_call_for_no_rebuild(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     vectors, step = usual(1, 2 * COUNT), COUNT * 3 // 50
     held = dict(enumerate(vectors[:COUNT]))
+    rebuilt: list[int] = []
+    monkeypatch.setattr(life, "renew", lambda *_: rebuilt.append(1))
     with ZoomIndex.build(tmp_path / "index", vectors[:COUNT], dram="580KiB") as index:
         for number in range(12):  # unless parts were joined there would be no room for more
             replace_oldest(index, held, vectors[COUNT + number * step : COUNT + (number + 1) * step])
             index.commit()
             wait_for_threads()
         assert recall_of(index, held, usual(2, 20), 10, "l2", recall=1) == 1
+    assert rebuilt == []
 
 
 @pytest.mark.filterwarnings("ignore:calibration found")  # codes are short
@@ -388,6 +416,8 @@ def test_a_stream_that_waits_for_no_thread_stays_within_the_least_budget(
             index.commit()
             assert index.stats()["planned_bytes"] <= dram
             first += step
+            if first == 4 * step:
+                index.compact()
         held = dict(enumerate(vectors[first : first + COUNT], first))
         assert recall_of(index, held, usual(2, 20)[:, :24], 10, "l2", recall=1) == 1
 

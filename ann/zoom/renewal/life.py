@@ -127,7 +127,7 @@ class IndexWriter:
         self.lock: threading.RLock = threading.RLock()
         self._durable = about  # as of the last commit
         self._dirty = False
-        self._base = self._taken = 0  # DRAM at the last commit, and on top of it for the changes since then
+        self._base = self._taken = 0  # DRAM before the changes since the last commit, and on top of it for them
         self._wanted = 0  # DRAM to expect of the next changes
         self._spilled: set[str] = set()  # segments of changes since the last commit
         self._tasked: set[str] = set()  # those that work beside the commits reads
@@ -290,7 +290,7 @@ class IndexWriter:
         with self._all_or_nothing(state):
             state = self._spill(state)
             rows = sum(int(entry["rows"]) for entry in self.about.pending)
-            self._wanted, self._taken = max(self._taken, self._wanted // 2), 0
+            self._wanted, self._taken, self._base = max(self._taken, self._wanted // 2), 0, 0
             if compact or (compact is None and not state.count and self._is_outgrown(state)):
                 self._renewals.stop()
                 return self._renew(state) if state.count else self._rewrite(state, 0)
@@ -301,7 +301,6 @@ class IndexWriter:
             self._begin_beside(following, compact)
         except Exception as error:  # the commit is made all the same
             self._renewals.failed(error, following.calibration.all_changes)
-        self._base = self._footprint.needed(following)
         self._renewals.give_way()
         return following
 
@@ -575,8 +574,8 @@ class IndexWriter:
         elif not renewals.joining and renewals.may_start(changes):
             first = self._first_to_join(state, renewals.claimed(state.parts), None, _JOIN_BYTES + self._work_bytes)
             planned = merged_bytes(state.parts[first:], state.preview, True) + _JOIN_BYTES + self._work_bytes
-            loose = self._is_loose(state, _REMOVED) or self._lacks_room(state, 2)
-            if compact is None and not renewals.renewing and not state.preview.on_ssd and loose:
+            least = 0 if self._room(state) < 2 * self._wanted else _REMOVED
+            if compact is None and not renewals.renewing and self._waste(state) > least:
                 first, planned = 0, 0  # DRAM on top of the budget, as a renewal takes it
             if first < len(state.parts):
                 self._footprint.shrink_pool(self._planned(state) + planned)
@@ -596,22 +595,23 @@ class IndexWriter:
         if calibration.worn or calibration.tuned or calibration.all_changes <= _LONG_CHANGES * made_of:
             return calibration.worn
         few_or_many = not made_of <= _GROWN * state.count <= _GROWN**2 * made_of
-        return few_or_many or self._lacks_room(state, 2) or state.longest_list > _LONG
+        return few_or_many or state.longest_list > _LONG or (state.preview.on_ssd and self._lacks_room(state, 2))
 
     def _lacks_room(self, state: IndexSnapshot, times: float) -> bool:
         """Return whether parts leave less DRAM than so many `times` that of the last changes."""
         if self._room(state) >= times * self._wanted:
             return False
         if not state.preview.on_ssd:
-            return self._is_loose(state, 0)
+            return self._waste(state) > 0
         some = state.calibration.all_changes > _LONG_CHANGES * state.calibration.made_of
         return some and not state.calibration.tuned and len(state.parts) > _MANY
 
-    def _is_loose(self, state: IndexSnapshot, share: float) -> bool:
-        """Return whether there are many parts, or a share of removed rows, and no room to join them."""
-        rows = sum(map(len, state.parts))
-        some = rows - state.count > share * rows or (not share and len(state.parts) > _MANY)
-        return some and merged_bytes(state.parts, state.preview, True) > self._room(state)
+    def _waste(self, state: IndexSnapshot) -> float:
+        """Return the share of removed rows, with codes in DRAM, that stay as there is no room to join all parts."""
+        rows, room = sum(map(len, state.parts)), self._room(state)
+        if state.preview.on_ssd or merged_bytes(state.parts, state.preview, True) <= room:
+            return 0.0
+        return (rows - state.count) / max(1, rows)
 
     def _with_room(self, state: IndexSnapshot) -> IndexSnapshot:
         """Return the snapshot with all parts made one, by DRAM on top of the budget."""
