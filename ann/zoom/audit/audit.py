@@ -111,7 +111,9 @@ class Auditor:
         The record to go on with.
     """
 
-    def __init__(self, share: float, seed: int, index: AuditedIndex[Any], *, room: int, counts: AuditRecord) -> None:
+    def __init__(
+        self, share: float, seed: int, index: AuditedIndex[Any, Any], *, room: int, counts: AuditRecord
+    ) -> None:
         self._share, self._seed, self._index, self.counts = share, seed, index, counts
         self._kept, self._kept_bytes, self._kept_most = deque[Floats](), 0, 3 * room // 4
         self._full = False  # whether the last queries have taken the place of others

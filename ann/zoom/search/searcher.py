@@ -66,7 +66,7 @@ class Searcher:
 
     def __init__(self, state: IndexSnapshot, reader: Reader, searches: int) -> None:
         self.state = state
-        self._reader, self._turns = reader, Turns(searches)
+        self._reader, self.turns = reader, Turns(searches)
         self._warnings = RecallWarnings()
         self.watch: Watch | None = None
 
@@ -75,7 +75,7 @@ class Searcher:
 
         The fields are those of the vectors `chosen`, and null for others; None chooses all.
         """
-        with self._turns.next():  # a filter's bitmap is made, and held, by no more searches than these
+        with self.turns.next():  # a filter's bitmap is made, and held, by no more searches than these
             state = self.state
             result = self._search_plainly(state, queries, options) if chosen is None else None
             if result is None:
@@ -99,7 +99,7 @@ class Searcher:
         """Return the nearest vectors of queries ``[q, d]``, each among those of its own group, in one snapshot."""
         started, ms, radius = time.monotonic(), options.deadline_ms, check_radius(options.radius, len(queries))
         results = list[SearchResult]()
-        with self._turns.next():
+        with self.turns.next():
             state = self.state
             for some in selections(state, groups):
                 waiting, taken = list[Planned](), 0
@@ -127,14 +127,9 @@ class Searcher:
                 watch(state, queries[group.rows], asked, result.distances)
         return joined([(group.rows, result) for group, result in zip(groups, results, strict=True)])
 
-    @property
-    def busy(self) -> bool:
-        """Whether all turns are taken."""
-        return self._turns.busy
-
     def nearest_exactly(self, state: IndexSnapshot, query: Floats, k: int, where: str | None) -> Floats:
         """Return the distances of the `k` nearest of a query ``[d]`` in a snapshot, as a search of recall 1 does."""
-        with self._turns.next():
+        with self.turns.next():
             selection, k = Selection.of(state, where), min(k, max(1, state.count))
             search = Search(state, self._reader, selection)
             plan = plan_search(state, k, state.count, SearchOptions(k, 1.0, where), selection)
@@ -145,7 +140,7 @@ class Searcher:
     def explain(self, query: Floats, options: SearchOptions) -> Explanation:
         """Return the account of the search of a query ``[d]``; see :meth:`memhier.ann.ZoomIndex.explain`."""
         trace = Trace()
-        with self._turns.next():
+        with self.turns.next():
             return explain(*self._search(query[None], options, trace=trace), query[None], trace)
 
     def _search(
@@ -171,7 +166,7 @@ class Searcher:
         noted = named or bool(wanted) or trace is not None
         held = filters_bytes(state.scan_bytes) if aside else 0
         search = Search(
-            state, self._reader, selection, named=noted, trace=trace, aside=held, numbers=numbers, turns=self._turns
+            state, self._reader, selection, named=noted, trace=trace, aside=held, numbers=numbers, turns=self.turns
         )
         return Planned(search, plan, queries, k, options, limits, radius, wanted)
 
@@ -219,7 +214,7 @@ class Searcher:
 
         Of the options, recall, the filters and the fields count.
         """
-        with self._turns.next():
+        with self.turns.next():
             state = self.state
             wanted = chosen_fields(state, options.fields) if options.fields else ()
             selection = Selection.of(state, options.where, options.allow, options.deny)
@@ -236,7 +231,7 @@ class Searcher:
 
     def fetch(self, ids: object, fields: bool | Sequence[str] | None) -> Columns:
         """Return the fields of ids; see :meth:`memhier.ann.ZoomIndex.fetch`."""
-        with self._turns.next():  # the pages read together take the place of a search's candidates
+        with self.turns.next():  # the pages read together take the place of a search's candidates
             return fields_of_ids(self.state, self._reader, ids, fields)
 
     @contextmanager
@@ -245,7 +240,7 @@ class Searcher:
 
         It counts as a search until the end of the context, as its bitmaps take the DRAM of one.
         """
-        with self._turns.next():
+        with self.turns.next():
             state = self.state
             chosen = Selection.of(state, where)
             bitmaps = [bits for bits in chosen.rows.bitmaps if bits is not None]
