@@ -607,8 +607,8 @@ class MultiVectorIndex(Closing):
         A commit writes the items added since the last one. It joins the last parts that are small beside those after
         them, so an item is written again some log(n) times. The join holds both copies of their codes for a while.
 
-        A later commit takes over the index made anew. A commit that follows close on another waits for the thread as
-        long as the thread waited for it. ``stats()["renewal"]`` and the end of the thread are as
+        A later commit takes over the index made anew. A commit that follows close on another waits for the thread twice
+        as long as the thread waited for it. ``stats()["renewal"]`` and the end of the thread are as
         :meth:`ZoomIndex.commit <memhier.ann.ZoomIndex.commit>` has them. The thread takes the DRAM of a build of the
         items on top of the budget.
         """

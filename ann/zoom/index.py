@@ -871,7 +871,8 @@ class ZoomIndex(Closing):
         measured.
 
         A commit writes the vectors added since the last one and joins few rows written before. It leaves larger joins
-        to threads. A commit that follows close on another waits for these threads as long as they waited for it. Work
+        to threads. A commit that follows close on another waits for a join as long as that waited for it, and for a
+        rebuild two to four times as long: until it is done where no DRAM is left for changes like the last. Work
         that is unfinished at :meth:`close`, or when the process dies, starts again with the first commit after the next
         opening. ``stats()["renewal"]`` is the state of the rebuild: ``none``, ``due`` (by the next commit),
         ``running``, ``ready`` (for the next commit to take over) or ``failed: ...``. The rebuilding thread takes the

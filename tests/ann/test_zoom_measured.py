@@ -467,3 +467,73 @@ def test_a_ready_rebuild_is_taken_over_by_a_commit_of_many_vectors(tmp_path: Pat
             index.commit()
             wait_for_threads()
         assert index.stats()["trained_vectors"] > COUNT
+
+
+def test_usual_vectors_are_not_taken_for_strays_by_chance(tmp_path: Path) -> None:
+    vectors = (3 * np.random.default_rng(1).standard_normal((23_000, AXES))).astype(np.float32)
+    with ZoomIndex.build(tmp_path / "index", vectors[:0], dram="2MiB", grow_to=len(vectors)) as index:
+        index.add(vectors[:3000])
+        index.commit(compact=False)
+        index.compact()
+        for some in np.split(vectors[3000:], 40):
+            index.add(some)
+            index.commit(compact=False)
+            assert index.search(vectors[:1], 10).stats["escalated"] != "exact"
+
+
+def test_changes_while_a_rebuild_is_made_call_for_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    vectors, free, renew, begun = usual(1, 6 * COUNT), threading.Event(), life.renew, []
+
+    def wait(*given: Any) -> Any:
+        begun.append(1)
+        assert free.wait(300)
+        return renew(*given)
+
+    monkeypatch.setattr(life, "renew", wait)
+    with ZoomIndex.build(tmp_path / "index", vectors[:COUNT], dram="6MiB", grow_to=5 * COUNT) as index:
+        held = dict(enumerate(vectors[:COUNT]))
+        for step in range(1, 6):
+            some = vectors[step * COUNT : (step + 1) * COUNT]
+            if step < 3:  # the vectors double, and more
+                held |= dict(zip(index.add(some).tolist(), some, strict=True))
+            else:  # as many as there were at the beginning come and go, three times
+                replace_oldest(index, held, some)
+            index.commit()
+        assert begun == [1]
+        free.set()
+        while index.stats()["trained_vectors"] == COUNT:
+            wait_for_threads()
+            index.commit()
+        for _ in range(3):
+            wait_for_threads()
+            index.commit()
+        assert begun == [1]
+        assert index.stats()["renewal"] == "none"
+        assert recall_of(index, held, usual(2, 100), 10, "l2") >= 0.985
+
+
+def test_a_commit_without_room_takes_over_the_rebuild_under_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vectors, begun, renew = usual(1, 2 * COUNT), [], life.renew
+
+    def slowly(*given: Any) -> Any:
+        begun.append(1)
+        time.sleep(1)
+        return renew(*given)
+
+    monkeypatch.setattr(life, "renew", slowly)
+    with ZoomIndex.build(tmp_path / "index", vectors[:COUNT], dram="580KiB") as index:
+        first = COUNT * 6 // 10
+        index.remove(np.arange(first))
+        index.commit()  # few vectors are left for the lists
+        assert index.stats()["renewal"] in ("running", "ready")
+        monkeypatch.setattr(life, "_MARGIN", 1e6)  # no room is enough, nor for a join
+        monkeypatch.setattr(life, "merged_bytes", lambda *_: 1 << 40)
+        index.add(vectors[COUNT : COUNT + 400])
+        index.remove([first])
+        index.commit()
+        assert begun == [1]
+        assert index.stats()["trained_vectors"] == COUNT - first
+        held = dict(enumerate(vectors[first + 1 : COUNT + 400], first + 1))
+        assert recall_of(index, held, usual(2, 20), 10, "l2", recall=1) == 1

@@ -36,7 +36,9 @@ _EXACT_EPS = 8.0  # standard errors that a bound of recall 1 allows for
 _NO_BOUND = 1e6  # likewise, where errors exceed their bounds: everything not known exactly is compared
 _STRAYED_SOME = 1.2  # standard errors that codes err one way, beyond which no bound is sure to hold all neighbours
 _STRAYED_MUCH = 2.0  # likewise, beyond which searches are exact once many vectors have changed
+_USUAL = 0.2  # standard errors that codes seem to err one way where a few vectors tell of each list
 _CHANCE = 0.35  # standard errors that codes of added vectors may err one way beyond others by chance
+_OF_FEW = 0.5  # likewise, that a single vector tells more; of more vectors by their root less
 _STORED = tuple(each.name for each in fields(Effort))[:8]  # without those of filters
 # Stored where there is any, and where it is known.
 _MOSTLY_NONE = (
@@ -132,8 +134,12 @@ class Calibration:
 
     @property
     def worn(self) -> bool:
-        """Whether the index is worth making anew, as much has changed and it no longer fits; never after tuning."""
-        return not self.tuned and self._outgrown
+        """Whether the index is worth making anew, as much has changed and it no longer fits; never after tuning.
+
+        Changes that can be measured are measured first, such as those since a renewal began that took long.
+        """
+        unknown = self.stale and self.changes > _WORN * self.vectors
+        return not self.tuned and self._outgrown and not (unknown and replace(self, changes=0)._fits)
 
     @property
     def _outgrown(self) -> bool:
@@ -148,7 +154,7 @@ class Calibration:
     def _fits(self) -> bool:
         """Whether lists and codes serve as well as at first, by all that was measured of the vectors since."""
         err_one_way = self.strayed > 0 or self.bounds_missed or self._rough > _ROUGHEST
-        return self.lists_fit and not err_one_way and 0 < self.cost <= _DEARER * self.first_cost
+        return self.lists_fit and not err_one_way and 0 < self.cost <= _DEARER * (self.first_cost or self.cost)
 
     @property
     def lists_fit(self) -> bool:
@@ -216,9 +222,10 @@ class Calibration:
 
     def written(self, some: Floats, preview: Preview, count: int) -> Self:
         """Return it after `count` vectors were written, such as those turned in `some` ``[n, d]``."""
-        more = 0.0 if self.one_way is None else one_way_error(some, preview) - self.one_way
+        more = 0.0 if self.one_way is None else one_way_error(some, preview) - max(self.one_way, _USUAL)
         beyond = 0.0 if self.far is None else excess_beyond(self.far, lengths_of_residuals(some, preview), count)
-        strayed = max(self.strayed, more) if more > _CHANCE else self.strayed
+        chance = _CHANCE + _OF_FEW / max(1, len(some)) ** 0.5
+        strayed = max(self.strayed, more) if more > chance else self.strayed
         strays = None if self.strays is None else self.strays.written(some, preview)
         strange = max(0.0, self.strange + beyond)
         return replace(self, strayed=strayed, strange=strange, strays=strays)

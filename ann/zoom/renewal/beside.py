@@ -1,8 +1,8 @@
 """Work that threads do beside the commits: joins of parts, and the renewal of an index.
 
 Python runs one thread at a time: a thread that reads, writes and computes in turn waits five milliseconds at every turn
-while another computes. So the work waits at its pauses while the writer is busy. `give_way` then lets it have as much
-time as the writer took, so that the work ends also if the writer never rests.
+while another computes. So the work waits at its pauses while the writer is busy. `give_way` then lets it have time, so
+that the work ends also if the writer never rests.
 """
 
 import os
@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 from memhier.ann.threads import one_thread
-from memhier.ann.zoom.pauses import pausing
+from memhier.ann.zoom.pauses import pause, pausing
 from memhier.ann.zoom.renewal.anew import Anew
 from memhier.callers import user_stacklevel
 from memhier.ending import before_exit
@@ -173,16 +173,12 @@ class Beside(Generic[T]):
             raise work.error
         return work.result
 
-    def wait(self, seconds: float) -> None:
-        """Wait until the work is done, but no longer than this."""
+    def give_way(self, seconds: float) -> float:
+        """Wait until the work is done, but no longer than this; return the seconds that are left."""
+        started = time.monotonic()
         if self._work is not None and self.occupied:
             self._work.thread.join(seconds)
-
-    def give_way(self) -> None:
-        """Wait for the work as long as it waited for the caller, but no longer than until it is done."""
-        started = time.monotonic()
-        self.wait(self._caller.owes)
-        self._caller.owes = max(0.0, self._caller.owes - (time.monotonic() - started))
+        return max(0.0, seconds - (time.monotonic() - started))
 
     def stop(self) -> None:
         """End the work, after the step that is under way, and forget its result; or its error."""
@@ -307,11 +303,21 @@ class Renewals(Generic[M, R]):
         renewed, self.renewed = self.renewed, None
         return renewed
 
-    def give_way(self) -> None:
-        """Wait for the work under way as long as it waited, so that it ends however fast commits follow each other."""
-        self._renewals.give_way()
-        self._joins.give_way()
+    def give_way(self, times: float) -> None:
+        """Wait for the work under way, so that it ends however fast commits follow each other.
+
+        That is as long as a join waited itself, and `times` as long for a renewal, which takes as long as many commits.
+        """
+        left = self._renewals.give_way(times * self.caller.owes)
+        self._joins.give_way(min(left, self.caller.owes))
         self.caller.owes = 0.0
+
+    def finish(self, changes: int) -> None:
+        """Wait until the renewal under way is done, and take it as `renewed`."""
+        while self._renewals.occupied and not self._renewals.done:
+            self._renewals.give_way(_POLL_SECONDS)
+            pause()
+        self.collect(changes)
 
     def stop_joins(self) -> None:
         """End the join, and drop its result."""

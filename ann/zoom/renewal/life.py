@@ -83,6 +83,9 @@ _LONG_CHANGES = 0.05  # of the vectors, before a long list is worth a compaction
 _GROWN = 2  # times the vectors that lists were made for, or that part of them
 _REMOVED = 0.13  # of the rows, before they are worth a join by DRAM on top of the budget
 _MARGIN = 1.25  # times the DRAM that the last changes took: the least that a commit leaves for the next
+_SLOW, _SLOWER = 2, 4  # times the time of a commit: how long it waits for a renewal; the second while room is scarce
+_SCARCE = 4  # times the DRAM that the last changes took
+_BESIDE_BYTES = 2 << 20  # for the work of a thread whose DRAM comes on top of the budget
 _MANY = 2  # parts, beyond which all are made one where there is hardly room for another
 
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -301,7 +304,8 @@ class IndexWriter:
             self._begin_beside(following, compact)
         except Exception as error:  # the commit is made all the same
             self._renewals.failed(error, following.calibration.all_changes)
-        self._renewals.give_way()
+        scarce = self._room(following) < _SCARCE * self._wanted  # a renewal ends before there is no room left
+        self._renewals.give_way(_SLOWER if scarce else _SLOW)
         return following
 
     def when_measured(self, call: Callable[[Measured], None]) -> None:
@@ -565,11 +569,10 @@ class IndexWriter:
         renewals, about, changes = self._renewals, self.about, state.calibration.all_changes
         if compact is None and renewals.may_start(changes):
             self._measurements.begin(state)
-        if (renewed := renewals.renewed) is not None:
-            task = self._task(state, state.parts[len(renewed.replaced) :])
-            renewals.make_up(task.parts, partial(follow, task))
+        if renewals.renewed is not None:
+            self._follow(state, renewals.renewed)
         elif compact is None and not renewals.renewing and self._is_due(state) and renewals.may_start(changes):
-            task, layout = self._task(state, state.parts), self._layout_anew(state)
+            task, layout = self._task(state, state.parts, _BESIDE_BYTES), self._layout_anew(state)
             renewals.start_renewal(task.parts, partial(renew, task, layout, about.seed, changes))
         elif not renewals.joining and renewals.may_start(changes):
             first = self._first_to_join(state, renewals.claimed(state.parts), None, _JOIN_BYTES + self._work_bytes)
@@ -579,8 +582,13 @@ class IndexWriter:
                 first, planned = 0, 0  # DRAM on top of the budget, as a renewal takes it
             if first < len(state.parts):
                 self._footprint.shrink_pool(self._planned(state) + planned)
-                task = self._task(state, state.parts[first:])
+                task = self._task(state, state.parts[first:], 0 if planned else _BESIDE_BYTES)
                 renewals.start_join(task.parts, partial(join, task), planned)
+
+    def _follow(self, state: IndexSnapshot, renewed: Renewed) -> None:
+        """Let a thread code newer parts for a renewal."""
+        task = self._task(state, state.parts[len(renewed.replaced) :], _BESIDE_BYTES)
+        self._renewals.make_up(task.parts, partial(follow, task))
 
     def _is_due(self, state: IndexSnapshot) -> bool:
         return state.count >= (1 if state.calibration.vectors else _FIRST_TRAINED) and self._is_outgrown(state)
@@ -614,11 +622,18 @@ class IndexWriter:
         return (rows - state.count) / max(1, rows)
 
     def _with_room(self, state: IndexSnapshot) -> IndexSnapshot:
-        """Return the snapshot with all parts made one, by DRAM on top of the budget."""
+        """Return the snapshot with all parts made one, by DRAM on top of the budget, or as a renewal under way ends."""
+        changes = state.calibration.all_changes
+        self._renewals.finish(changes)
+        if (made := self._renewals.renewed) is not None:
+            self._follow(state, made)
+            self._renewals.finish(changes)
         with self._all_or_nothing(state):
-            anew = state.preview.on_ssd or self._renewals.renewing
+            renewed = self._renewals.take_renewed()
             self._renewals.stop()
-            return self._renew(state) if anew else self._rewrite(state, 0)
+            if renewed is not None:
+                return self._switch(state, renewed)
+            return self._renew(state) if state.preview.on_ssd else self._rewrite(state, 0)
 
     def _room(self, state: IndexSnapshot) -> int:
         return self.about.dram - self._planned(state)
@@ -626,8 +641,8 @@ class IndexWriter:
     def _is_untrained(self, state: IndexSnapshot) -> bool:
         return not self.about.trained_on and not state.parts
 
-    def _task(self, state: IndexSnapshot, parts: tuple[IndexPart, ...]) -> Task:
-        """Return the task to write parts anew as one, under a new name."""
+    def _task(self, state: IndexSnapshot, parts: tuple[IndexPart, ...], least: int = 0) -> Task:
+        """Return the task to write parts anew as one, under a new name; its work has `least` bytes of DRAM or more."""
         name = f"p{self.about.next_part}"
         self.about = replace(self.about, next_part=self.about.next_part + 1)
         if not self._renewals.joining and not self._renewals.renewing:
@@ -637,7 +652,7 @@ class IndexWriter:
         )
         return Task(
             self._store, name, parts, state.preview, state.space, state.dtype, self.about.schema,
-            self._work_bytes, self._buffer_bytes,
+            max(self._work_bytes, least), self._buffer_bytes,
         )  # fmt: skip
 
     def _rewrite(self, state: IndexSnapshot, first: int, made: Made | None = None) -> IndexSnapshot:
