@@ -353,3 +353,33 @@ def test_a_join_gives_way_to_vectors(tmp_path, monkeypatch):
         assert begun.wait(100)
         model.change(40)
         assert holds(index, model.rows)
+
+
+def test_dram_of_a_join_is_no_lack_of_room(tmp_path, monkeypatch):
+    free, begun, ended, join = threading.Event(), [], [], life.join
+
+    def held(task):
+        begun.append(1)
+        while not free.is_set():
+            pause()
+            time.sleep(0.005)
+        made = join(task)
+        ended.append(1)
+        return made
+
+    monkeypatch.setattr(life, "join", held)
+    monkeypatch.setattr(life, "_FEW_ROWS", 1)
+    vectors = make(4000)
+    with ZoomIndex.build(tmp_path / "index", vectors[:3000], dram="4MiB", grow_to=6000) as index:
+        while not begun:
+            index.add(vectors[len(index) : len(index) + 50])
+            index.commit()
+        monkeypatch.setattr(beside.Renewals, "planned_bytes", property(lambda self: self.joining << 30))
+        index.remove(np.arange(200))
+        index.commit()
+        free.set()
+        while threads():
+            time.sleep(0.005)
+        index.commit()
+        assert begun == ended == [1]
+        assert index.stats()["planned_bytes"] <= 4 << 20

@@ -636,7 +636,8 @@ class IndexWriter:
             return self._renew(state) if state.preview.on_ssd else self._rewrite(state, 0)
 
     def _room(self, state: IndexSnapshot) -> int:
-        return self.about.dram - self._planned(state)
+        """Return the DRAM that is left where a join under way gives way."""
+        return self.about.dram - self._footprint.needed(state)
 
     def _is_untrained(self, state: IndexSnapshot) -> bool:
         return not self.about.trained_on and not state.parts
