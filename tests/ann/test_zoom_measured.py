@@ -1,6 +1,7 @@
 """Efforts are measured anew as vectors come and go, so that the recall declared is kept without a rebuild."""
 
 import re
+import signal
 import threading
 import time
 from dataclasses import replace
@@ -15,7 +16,7 @@ from memhier.ann import ZoomIndex
 from memhier.ann.zoom.calibration.calibration import Calibration
 from memhier.ann.zoom.preview.preview import Effort
 from memhier.ann.zoom.preview.space import Metric
-from memhier.ann.zoom.renewal import life, measuring
+from memhier.ann.zoom.renewal import beside, life, measuring
 from memhier.errors import BudgetError
 
 Floats = npt.NDArray[np.float32]
@@ -537,3 +538,64 @@ def test_a_commit_without_room_takes_over_the_rebuild_under_way(
         assert index.stats()["trained_vectors"] == COUNT - first
         held = dict(enumerate(vectors[first + 1 : COUNT + 400], first + 1))
         assert recall_of(index, held, usual(2, 20), 10, "l2", recall=1) == 1
+
+
+def test_a_takeover_that_frees_no_room_is_followed_by_a_join(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    vectors, free, renew = usual(1, 3 * COUNT), threading.Event(), life.renew
+
+    def slowly(*given: Any) -> Any:
+        assert free.wait(300)
+        return renew(*given)
+
+    monkeypatch.setattr(life, "renew", slowly)
+    with ZoomIndex.build(tmp_path / "index", vectors[:COUNT], dram="1MiB") as index:
+        first = COUNT * 6 // 10
+        index.remove(np.arange(first))
+        index.commit()
+        assert index.stats()["renewal"] == "running"
+        index.add(vectors[COUNT : COUNT + 1200])
+        index.commit()
+        index.remove(np.arange(first, COUNT))  # all that the rebuild is made of
+        monkeypatch.setattr(life, "_MARGIN", 1e6)
+        monkeypatch.setattr(life, "merged_bytes", lambda *_: 1 << 40)
+        free.set()
+        index.commit()
+        assert index.stats()["parts"] == 1
+        assert len(index) == 1200
+        assert index.check() == []
+
+
+def test_an_interrupt_while_a_commit_waits_for_a_rebuild_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vectors, free, renew, finish = usual(1, 2 * COUNT), threading.Event(), life.renew, beside.Renewals.finish
+
+    def held(*given: Any) -> Any:
+        assert free.wait(20)
+        return renew(*given)
+
+    def interrupted(self: Any, changes: int) -> None:
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        finish(self, changes)
+
+    monkeypatch.setattr(life, "renew", held)
+    with ZoomIndex.build(tmp_path / "index", vectors[:COUNT], dram="1MiB") as index:
+        first = COUNT * 6 // 10
+        index.remove(np.arange(first))
+        index.commit()
+        assert index.stats()["renewal"] == "running"
+        index.add(vectors[COUNT : COUNT + 100])
+        index.commit()
+        with monkeypatch.context() as scarce:
+            scarce.setattr(life, "_MARGIN", 1e6)
+            scarce.setattr(life, "merged_bytes", lambda *_: 1 << 40)
+            scarce.setattr(beside.Renewals, "finish", interrupted)
+            added = index.add(vectors[COUNT + 100 : COUNT + 200])  # joined with those before
+            with pytest.raises(KeyboardInterrupt):
+                index.commit()
+        free.set()
+        index.remove(added)
+        index.commit()
+    with ZoomIndex.open(tmp_path / "index") as index:
+        assert sorted(np.concatenate([*index.ids()]).tolist()) == [*range(first, COUNT + 100)]
+        assert index.check() == []

@@ -299,9 +299,12 @@ class IndexWriter:
                 return self._renew(state) if state.count else self._rewrite(state, 0)
             following = self._commit_made(state, max(_FEW_ROWS, _ROWS_TIMES * rows), compact)
         try:
-            if compact is None and self._lacks_room(following, _MARGIN):
-                following = self._with_room(following)
+            for _ in range(2):  # a rebuild still holds rows removed since it began
+                if compact is None and self._lacks_room(following, _MARGIN):
+                    following = self._with_room(following)
             self._begin_beside(following, compact)
+        except KeyboardInterrupt:  # likewise below; the caller raises its own (`memhier.shield`)
+            return following
         except Exception as error:  # the commit is made all the same
             self._renewals.failed(error, following.calibration.all_changes)
         scarce = self._room(following) < _SCARCE * self._wanted  # a renewal ends before there is no room left
