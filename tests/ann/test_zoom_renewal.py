@@ -1,5 +1,6 @@
 """Work of an index beside its commits: joins of parts and renewals, while the index goes on changing."""
 
+import contextlib
 import gc
 import os
 import threading
@@ -383,3 +384,17 @@ def test_dram_of_a_join_is_no_lack_of_room(tmp_path, monkeypatch):
         index.commit()
         assert begun == ended == [1]
         assert index.stats()["planned_bytes"] <= 4 << 20
+
+
+def test_a_commit_waits_little_for_a_renewal_that_it_begins(tmp_path, monkeypatch, held):
+    waited = []
+    monkeypatch.setattr(beside.Beside, "give_way", lambda self, seconds: waited.append(seconds) or seconds)
+    with ZoomIndex.build(tmp_path / "index", make(500), dram="8MiB", grow_to=2000) as index:
+        index.add(make(200, seed=1, shift=3.0))
+        monkeypatch.setattr(beside.Caller, "working", lambda self: contextlib.nullcontext(setattr(self, "owes", 1e3)))
+        with held(life, "renew"):
+            index.commit()  # begins it
+            assert max(waited) < 1
+            index.add(make(10, seed=2))
+            index.commit()
+            assert max(waited) > 1e3

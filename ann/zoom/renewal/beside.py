@@ -5,12 +5,13 @@ while another computes. So the work waits at its pauses while the writer is busy
 that the work ends also if the writer never rests.
 """
 
+import math
 import os
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -23,7 +24,7 @@ from memhier.shield import when_gone
 
 __all__ = ["Beside", "Caller", "Renewals", "StoppedError", "warn_of"]
 
-_POLL_SECONDS = 0.002
+_POLL_SECONDS, _WAIT_SECONDS = 0.002, 0.05
 _PATIENCE = 0.05  # of the changes: further ones after a failure before the next try
 
 
@@ -175,10 +176,11 @@ class Beside(Generic[T]):
 
     def give_way(self, seconds: float) -> float:
         """Wait until the work is done, but no longer than this; return the seconds that are left."""
-        started = time.monotonic()
-        if self._work is not None and self.occupied:
-            self._work.thread.join(seconds)
-        return max(0.0, seconds - (time.monotonic() - started))
+        end = time.monotonic() + seconds
+        while self._work is not None and self.occupied and not self.done and (left := end - time.monotonic()) > 0:
+            self._work.thread.join(min(left, _WAIT_SECONDS))
+            pause()
+        return max(0.0, end - time.monotonic())
 
     def stop(self) -> None:
         """End the work, after the step that is under way, and forget its result; or its error."""
@@ -255,6 +257,7 @@ class Renewals(Generic[M, R]):
         self.stop_joins()
         self._covered = frozenset(part.name for part in parts)
         self._renewals.start(work)
+        self.caller.owes = min(self.caller.owes, _WAIT_SECONDS)  # it has not waited yet
 
     def make_up(self, parts: Iterable[Named], work: Callable[[R], R]) -> None:
         """Begin to add parts newer than the renewal to it."""
@@ -308,15 +311,14 @@ class Renewals(Generic[M, R]):
 
         That is as long as a join waited itself, and `times` as long for a renewal, which takes as long as many commits.
         """
-        left = self._renewals.give_way(times * self.caller.owes)
-        self._joins.give_way(min(left, self.caller.owes))
+        with suppress(KeyboardInterrupt):  # it ends the wait; the caller raises its own (`memhier.shield`)
+            left = self._renewals.give_way(times * self.caller.owes)
+            self._joins.give_way(min(left, self.caller.owes))
         self.caller.owes = 0.0
 
     def finish(self, changes: int) -> None:
         """Wait until the renewal under way is done, and take it as `renewed`."""
-        while self._renewals.occupied and not self._renewals.done:
-            self._renewals.give_way(_POLL_SECONDS)
-            pause()
+        self._renewals.give_way(math.inf)
         self.collect(changes)
 
     def stop_joins(self) -> None:
