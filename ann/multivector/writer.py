@@ -54,7 +54,6 @@ _CHANGED = 0.3  # times the items that lists and codes were made for, before the
 _DEAD = 0.5  # of a part's items, before it is written anew
 _FEW_TOKENS, _TOKENS_TIMES = 16384, 2  # that a commit codes anew, or as many times those that waited
 _ROUNDS = 4  # of coding newer parts beside the commits, before a commit takes ever more of them
-_SLOW = 2  # times the time of a commit: how long it waits for a renewal
 
 
 class ItemWriter:
@@ -153,7 +152,7 @@ class ItemWriter:
             self._begin_beside(following, compact)
         except Exception as error:  # the commit is made all the same
             self._renewals.failed(error, self.about.changes)
-        self._renewals.give_way(_SLOW)
+        self._renewals.give_way()
         return following
 
     def close(self) -> None:

@@ -513,6 +513,12 @@ def test_changes_while_a_rebuild_is_made_call_for_no_other(tmp_path: Path, monke
         assert recall_of(index, held, usual(2, 100), 10, "l2") >= 0.985
 
 
+def leave_no_room(patch: pytest.MonkeyPatch) -> None:
+    """Let no commit find room for the next, nor for a join of all parts."""
+    patch.setattr(life, "_MARGIN", 1e6)
+    patch.setattr(life, "merged_bytes", lambda *_: 1 << 40)
+
+
 def test_a_commit_without_room_takes_over_the_rebuild_under_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -529,8 +535,7 @@ def test_a_commit_without_room_takes_over_the_rebuild_under_way(
         index.remove(np.arange(first))
         index.commit()  # few vectors are left for the lists
         assert index.stats()["renewal"] in ("running", "ready")
-        monkeypatch.setattr(life, "_MARGIN", 1e6)  # no room is enough, nor for a join
-        monkeypatch.setattr(life, "merged_bytes", lambda *_: 1 << 40)
+        leave_no_room(monkeypatch)
         index.add(vectors[COUNT : COUNT + 400])
         index.remove([first])
         index.commit()
@@ -556,8 +561,7 @@ def test_a_takeover_that_frees_no_room_is_followed_by_a_join(tmp_path: Path, mon
         index.add(vectors[COUNT : COUNT + 1200])
         index.commit()
         index.remove(np.arange(first, COUNT))  # all that the rebuild is made of
-        monkeypatch.setattr(life, "_MARGIN", 1e6)
-        monkeypatch.setattr(life, "merged_bytes", lambda *_: 1 << 40)
+        leave_no_room(monkeypatch)
         free.set()
         index.commit()
         assert index.stats()["parts"] == 1
@@ -587,8 +591,7 @@ def test_an_interrupt_while_a_commit_waits_for_a_rebuild_loses_nothing(
         index.add(vectors[COUNT : COUNT + 100])
         index.commit()
         with monkeypatch.context() as scarce:
-            scarce.setattr(life, "_MARGIN", 1e6)
-            scarce.setattr(life, "merged_bytes", lambda *_: 1 << 40)
+            leave_no_room(scarce)
             scarce.setattr(beside.Renewals, "finish", interrupted)
             added = index.add(vectors[COUNT + 100 : COUNT + 200])  # joined with those before
             with pytest.raises(KeyboardInterrupt):

@@ -25,6 +25,7 @@ from memhier.shield import when_gone
 __all__ = ["Beside", "Caller", "Renewals", "StoppedError", "warn_of"]
 
 _POLL_SECONDS, _WAIT_SECONDS = 0.002, 0.05
+_SLOW, _SLOWER = 2, 4  # times that a renewal waited: how long a commit waits for it, and while room is scarce
 _PATIENCE = 0.05  # of the changes: further ones after a failure before the next try
 
 
@@ -306,13 +307,14 @@ class Renewals(Generic[M, R]):
         renewed, self.renewed = self.renewed, None
         return renewed
 
-    def give_way(self, times: float) -> None:
+    def give_way(self, *, scarce: bool = False) -> None:
         """Wait for the work under way, so that it ends however fast commits follow each other.
 
-        That is as long as a join waited itself, and `times` as long for a renewal, which takes as long as many commits.
+        That is as long as a join waited itself, and twice as long for a renewal, which takes as long as many commits;
+        or four times, where room is `scarce`.
         """
         with suppress(KeyboardInterrupt):  # it ends the wait; the caller raises its own (`memhier.shield`)
-            left = self._renewals.give_way(times * self.caller.owes)
+            left = self._renewals.give_way((_SLOWER if scarce else _SLOW) * self.caller.owes)
             self._joins.give_way(min(left, self.caller.owes))
         self.caller.owes = 0.0
 

@@ -83,8 +83,7 @@ _LONG_CHANGES = 0.05  # of the vectors, before a long list is worth a compaction
 _GROWN = 2  # times the vectors that lists were made for, or that part of them
 _REMOVED = 0.13  # of the rows, before they are worth a join by DRAM on top of the budget
 _MARGIN = 1.25  # times the DRAM that the last changes took: the least that a commit leaves for the next
-_SLOW, _SLOWER = 2, 4  # times the time of a commit: how long it waits for a renewal; the second while room is scarce
-_SCARCE = 4  # times the DRAM that the last changes took
+_SCARCE = 4  # times the DRAM that the last changes took: with less left, commits wait longer for a renewal
 _BESIDE_BYTES = 2 << 20  # for the work of a thread whose DRAM comes on top of the budget
 _MANY = 2  # parts, beyond which all are made one where there is hardly room for another
 
@@ -299,16 +298,15 @@ class IndexWriter:
                 return self._renew(state) if state.count else self._rewrite(state, 0)
             following = self._commit_made(state, max(_FEW_ROWS, _ROWS_TIMES * rows), compact)
         try:
-            for _ in range(2):  # a rebuild still holds rows removed since it began
+            for _ in range(2):  # the second time where a renewal still holds rows removed since it began
                 if compact is None and self._lacks_room(following, _MARGIN):
                     following = self._with_room(following)
             self._begin_beside(following, compact)
-        except KeyboardInterrupt:  # likewise below; the caller raises its own (`memhier.shield`)
+        except KeyboardInterrupt:  # the commit is made all the same; the caller raises its own (`memhier.shield`)
             return following
         except Exception as error:  # the commit is made all the same
             self._renewals.failed(error, following.calibration.all_changes)
-        scarce = self._room(following) < _SCARCE * self._wanted  # a renewal ends before there is no room left
-        self._renewals.give_way(_SLOWER if scarce else _SLOW)
+        self._renewals.give_way(scarce=self._room(following) < _SCARCE * self._wanted)
         return following
 
     def when_measured(self, call: Callable[[Measured], None]) -> None:
