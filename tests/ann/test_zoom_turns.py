@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from memhier import backend
 from memhier.ann import ZoomIndex
+from memhier.ann.zoom.search.search import Search
 from memhier.ann.zoom.search.turns import Turns
 from memhier.shield import ShieldedContext
 
@@ -92,7 +94,10 @@ def test_threads_wait_for_turns_that_are_lent_and_get_them() -> None:
         with turns.lent() as lent:
             for _ in range(7 - lent):
                 others.enter_context(turns.next())
+            assert not turns.awaited
             wanted = [turns.next() for _ in range(lent)]
+            assert turns.awaited
+        assert not turns.awaited
         assert len({*wanted}) == lent
         assert not any(turn.locked() for turn in wanted)
         with turns.lent() as lent:
@@ -100,6 +105,15 @@ def test_threads_wait_for_turns_that_are_lent_and_get_them() -> None:
         with turns.lent() as lent:  # nobody took them
             assert lent == 1
     assert all_free(turns, 8)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 8])
+def test_turns_are_spare_as_far_as_one_is_lent(count: int) -> None:
+    turns = Turns(count)
+    with turns.next():
+        with turns.lent() as lent:
+            pass
+        assert turns.spare == (lent > 0)
 
 
 def all_free(turns: Turns, count: int) -> bool:
@@ -154,6 +168,36 @@ def test_a_batch_gets_rooms_after_its_first_call(tmp_path: Path, monkeypatch: py
     assert calls > 1
     assert np.array_equal(found.ids, expected.ids)
     assert np.array_equal(found.distances, expected.distances)
+
+
+@pytest.mark.parametrize(("where", "k"), [("number < 3", 5), ("number < 70", 10), ("number < 2500", 10)])
+def test_a_batch_takes_few_calls_and_asks_for_rooms_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, k: int
+) -> None:
+    """Few axes, whose bounds tell little, and a small budget: a call held two queries, whatever the filter left."""
+    random, calls, asked, lend = np.random.default_rng(0), [], [], Turns.lent
+    vectors, queries = random.normal(size=(5000, 16)).astype(np.float32), random.normal(size=(800, 16))
+    find = Search.find
+
+    def counted(search: Search, states: list[Any], requests: list[Any], some: Any, *rest: Any) -> Any:
+        calls.append(len(some))
+        return find(search, states, requests, some, *rest)
+
+    def lent(turns: Turns) -> Any:
+        asked.append(turns)
+        return lend(turns)
+
+    attributes = {"number": np.arange(5000)}
+    with ZoomIndex.build(tmp_path / "index", vectors, dram="1.5MiB", attributes=attributes) as index:
+        monkeypatch.setattr(Search, "find", counted)
+        monkeypatch.setattr(Turns, "lent", lent)
+        found = index.search(queries, k, where=where, recall=0.9)
+        some = [*range(0, 800, 97)]
+        alone = np.vstack([index.search(queries[row], k, where=where, recall=0.9).ids for row in some])
+    if backend.core is not None:
+        assert max(calls) >= 16
+        assert len(asked) <= 2
+    assert np.array_equal(alone, found.ids[some])
 
 
 @pytest.mark.parametrize("count", [1, 3])

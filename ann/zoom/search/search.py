@@ -205,17 +205,9 @@ class Search:
     """
 
     def __init__(
-        self,
-        snapshot: IndexSnapshot,
-        reader: Reader,
-        selection: Selection,
-        *,
-        named: bool = False,
-        trace: Trace | None = None,
-        aside: int = 0,
-        numbers: Numbers = EVERY,
-        turns: Turns | None = None,
-    ) -> None:
+        self, snapshot: IndexSnapshot, reader: Reader, selection: Selection, *, named: bool = False,
+        trace: Trace | None = None, aside: int = 0, numbers: Numbers = EVERY, turns: Turns | None = None,
+    ) -> None:  # fmt: skip
         self.snapshot: IndexSnapshot = snapshot
         self.reader: Reader = reader
         self.selection: Selection = selection
@@ -303,19 +295,22 @@ class Search:
     ) -> None:  # fmt: skip
         """Fill `found` by calls of the native core, each for as many queries as there is room for; `kept` as there."""
         start, count, k = 0, len(queries), found.ids.shape[1]
+        own = 1 if count == 1 else self._queries_in_call(effort, kept[0], k, 1)
         while start < count:
-            if start:
-                check_interrupt()
-            step = 1 if count == 1 else self._queries_in_call(effort, kept[0], k, 1)
-            turns = None if step >= count - start else self._turns
-            with _NONE_LENT if turns is None else ShieldedContext(turns.lent) as lent:
-                step = self._queries_in_call(effort, kept[0], k, 1 + lent) if lent else step
-                part = slice(start, start + step)
-                some, near = queries[part], None if radius is None else radius[part]
-                request = self.request(some, k, effort, limits, near, kept)
-                room = found if len(some) == count else found.take(part)
-                self.note(self.find([state], [request], some, room, self.numbers[start:]))
-            start += step
+            turns = self._turns if own < count - start else None
+            with _NONE_LENT if turns is None or not turns.spare else ShieldedContext(turns.lent) as lent:
+                step = self._queries_in_call(effort, kept[0], k, 1 + lent) if lent else own
+                is_last = False
+                while not is_last:
+                    if start:
+                        check_interrupt()
+                    part = slice(start, start + step)
+                    some, near = queries[part], None if radius is None else radius[part]
+                    request = self.request(some, k, effort, limits, near, kept)
+                    room = found if len(some) == count else found.take(part)
+                    self.note(self.find([state], [request], some, room, self.numbers[start:]))
+                    start += step
+                    is_last = start >= count or not lent or turns is None or turns.awaited
 
     def request(
         self, queries: Floats, k: int, effort: Effort, limits: ReadLimits, radius: Floats | None, kept: tuple[int, int]
@@ -366,8 +361,11 @@ class Search:
 
     def candidate_limits(self, k: int, effort: Effort) -> tuple[int, int]:
         """Return how many candidates of a query are kept at first, and of one that has more."""
-        most = candidate_limit(k, effort, self.scan_bytes)
-        return min(most, max(4 * k, 2 * effort.usual, _LIMIT_FEW)) if effort.loss else most, most
+        most, left = candidate_limit(k, effort, self.scan_bytes), self.selection.left
+        if left is not None and effort.candidates is None:
+            most = min(most, max(k, left))
+        known = effort.most is not None or effort.candidates is not None
+        return most if known else min(most, max(4 * k, 2 * effort.usual, _LIMIT_FEW)), most
 
     def _find_in_steps(
         self, queries: Floats, k: int, effort: Effort, limits: ReadLimits, radius: Floats | None, found: Found
@@ -415,7 +413,8 @@ class Search:
         routed = space.padded * _ROUTED_AXIS * (3 if space.metric == "ip" else 2) // 2 + limit * _SCANNED
         routed += min(2 * effort.nprobe + _COMPARED, lists) * _PROBE_BYTES + min(_COMPARED, lists) * _DISTANCE
         kept = limit * CANDIDATE_BYTES + k * _NEIGHBOUR
-        return max(1, scan_bytes // (routed + kept), (scan_bytes - _ROUTED * routed) // kept)
+        fitting = max(1, scan_bytes // (routed + kept), (scan_bytes - _ROUTED * routed) // kept)
+        return fitting - fitting % _ROUTED if fitting > _ROUTED else fitting
 
     def query_bytes(self, effort: Effort, limit: int) -> int:
         """Return the DRAM of a query with so many candidates."""
@@ -431,15 +430,9 @@ class Search:
             _merge(found, part, near, k)
 
     def rank(
-        self,
-        queries: Floats,
-        positions: Ints,
-        counts: Ints,
-        *,
-        ids: Ints | None = None,
-        rounds: npt.NDArray[np.int32] | None = None,
-        **bounds: Any,
-    ) -> Ranking:
+        self, queries: Floats, positions: Ints, counts: Ints, *, ids: Ints | None = None,
+        rounds: npt.NDArray[np.int32] | None = None, **bounds: Any,
+    ) -> Ranking:  # fmt: skip
         """Read the vectors at positions, `counts` of each query; `bounds` are the rest of a `RankRequest`.
 
         `rounds` is filled as `memhier.rows.ranking.rank_rows` does. Where ids stay on SSD, `ids` are those known of the

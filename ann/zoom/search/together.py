@@ -100,15 +100,11 @@ def _in_one_call(every: Sequence[Planned], states: list[Any]) -> list[Found]:
     parts = [slice(stop - len(each.queries), stop) for each, stop in zip(every, ends, strict=True)]
     requests = [
         each.search.request(
-            queries[part],
-            k,
-            each.plan.effort,
-            each.limits,
-            each.radius,
+            queries[part], k, each.plan.effort, each.limits, each.radius,
             each.search.candidate_limits(k, each.plan.effort),
         )
         for each, part in zip(every, parts, strict=True)
-    ]
+    ]  # fmt: skip
     numbers = np.concatenate([each.search.numbers for each in every])
     ranking = every[0].search.find(states, requests, queries, whole, numbers)
     results = []

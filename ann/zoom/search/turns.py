@@ -64,6 +64,16 @@ class Turns:
                 lock.release()
 
     @property
+    def spare(self) -> bool:
+        """Whether there are free turns enough to lend one."""
+        return sum(not lock.locked() for lock in self._locks) > 1
+
+    @property
+    def awaited(self) -> bool:
+        """Whether a thread waits for a turn that is lent."""
+        return not self._lent.isdisjoint(self._wanted)
+
+    @property
     def busy(self) -> bool:
         """Whether all turns are taken."""
         return self._pid == os.getpid() and all(lock.locked() for lock in self._locks)

@@ -76,7 +76,9 @@ void turn_avx512(const Product& of, std::size_t count) {
     for (std::size_t column = 0; column < of.dimension; column += kLanes * kWide) {
       std::size_t row = 0;
       for (; row + kTogether <= count; row += kTogether) turn_tile<kTogether>(of, row, column, first);
-      for (; row < count; ++row) turn_tile<1>(of, row, column, first);
+      if (count - row == 3) turn_tile<3>(of, row, column, first);
+      if (count - row == 2) turn_tile<2>(of, row, column, first);
+      if (count - row == 1) turn_tile<1>(of, row, column, first);
     }
 }
 #endif
