@@ -43,7 +43,7 @@ _PROBE_BYTES = 8  # of a list that a query is routed to
 _ROUTED, _COMPARED = 4, 256
 _ROUTED_AXIS, _DISTANCE, _SCANNED, _NEIGHBOUR = 8, 4, 48, 48
 _LIMIT = 512  # candidates with bounds that are kept of a query, where there is no room for more
-_LIMIT_FEW = 96  # likewise at first under a filter
+_LIMIT_FEW = 96  # likewise at first where their number is not known, as under a filter
 
 NO_WORKSPACE = np.empty((0, 1), np.uint8)
 _NONE_LENT = nullcontext(0)
@@ -364,8 +364,8 @@ class Search:
         most, left = candidate_limit(k, effort, self.scan_bytes), self.selection.left
         if left is not None and effort.candidates is None:
             most = min(most, max(k, left))
-        known = effort.most is not None or effort.candidates is not None
-        return most if known else min(most, max(4 * k, 2 * effort.usual, _LIMIT_FEW)), most
+        known, times = effort.most is not None or effort.candidates is not None, 2 if effort.loss else USUAL_MOST
+        return most if known else min(most, max(4 * k, times * effort.usual, _LIMIT_FEW)), most
 
     def _find_in_steps(
         self, queries: Floats, k: int, effort: Effort, limits: ReadLimits, radius: Floats | None, found: Found
