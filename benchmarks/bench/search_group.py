@@ -15,8 +15,9 @@ from memhier.benchmarks.bench.results import Results
 from memhier.benchmarks.bench.workload import PeerEntry, Size, Workload
 from memhier.benchmarks.datasets import load_search_set
 from memhier.benchmarks.exact import distances_of, exact_neighbours, id_recall, recall_at_k
-from memhier.benchmarks.generators import mixed
+from memhier.benchmarks.generators import Mixed, mixed
 from memhier.benchmarks.machine import Neighbours
+from memhier.benchmarks.patches import PatchStream
 from memhier.benchmarks.peers.base import Effort
 from memhier.benchmarks.peers.process import PeerError, find_python, peer_version, run_job
 from memhier.benchmarks.peers.worker import make_peer
@@ -24,6 +25,7 @@ from memhier.benchmarks.peers.worker import make_peer
 __all__ = ["run_search"]
 
 _TRUTH_QUERIES = 1000
+_STREAMS: dict[str, Callable[..., Mixed | PatchStream]] = {"mixed": mixed, "colour patches": PatchStream}
 _SEARCH_SOURCES = Path(memhier.__file__).parent / "ann" / "zoom"
 Say = Callable[[str], None]
 
@@ -63,7 +65,8 @@ class _Data:
     def __init__(self, parameters: dict[str, Any], folder: Path) -> None:
         name, count = parameters["data"], parameters.get("vectors")
         folder.mkdir(parents=True, exist_ok=True)
-        stem = folder / (f"{name}-{count}-{parameters['dimension']}" if name == "mixed" else f"{name}-{count or 'all'}")
+        wide = f"-{parameters['dimension']}" if name in _STREAMS else ""
+        stem = folder / f"{name}-{count or 'all'}{wide}"
         self.name = stem.name
         self.vectors, self.queries = stem.with_suffix(".npy"), stem.with_suffix(".queries.npy")
         truth = stem.with_suffix(f".truth{parameters['k']}.npz")
@@ -84,9 +87,9 @@ class _Data:
 
     def _make(self, name: str, count: int | None, parameters: dict[str, Any]) -> npt.NDArray[np.int64] | None:
         """Write vectors and queries, and return the true neighbours' ids if a file of the data set has them."""
-        if name == "mixed":
+        if name in _STREAMS:
             assert count is not None
-            made = mixed(count, parameters["dimension"], seed=0)
+            made = _STREAMS[name](count, parameters["dimension"], seed=0)
             out = np.lib.format.open_memmap(self.vectors, "w+", np.float32, (count, parameters["dimension"]))
             at = 0
             for block in made.blocks():
