@@ -44,6 +44,7 @@ _ROUTED, _COMPARED = 4, 256
 _ROUTED_AXIS, _DISTANCE, _SCANNED, _NEIGHBOUR = 8, 4, 48, 48
 _LIMIT = 512  # candidates with bounds that are kept of a query, where there is no room for more
 _LIMIT_FEW = 96  # likewise at first where their number is not known, as under a filter
+_CALLS_LENT = 16  # of the native core for which rooms stay lent at most: a thread may wait for one unnoticed
 
 NO_WORKSPACE = np.empty((0, 1), np.uint8)
 _NONE_LENT = nullcontext(0)
@@ -228,8 +229,7 @@ class Search:
 
         Vectors farther than `radius`, float32 ``[q]``, are left out, and are not read where their bounds say so.
         """
-        count = len(queries)
-        found = Found.room(count, k)
+        found = Found.room(len(queries), k)
         if not self.selection.rows.total:
             found.ids[:], found.distances[:] = -1, np.inf
         if (state := self.compiled(effort)) is None:
@@ -300,8 +300,8 @@ class Search:
             turns = self._turns if own < count - start else None
             with _NONE_LENT if turns is None or not turns.spare else ShieldedContext(turns.lent) as lent:
                 step = self._queries_in_call(effort, kept[0], k, 1 + lent) if lent else own
-                is_last = False
-                while not is_last:
+                last = min(count, start + step * (_CALLS_LENT if lent else 1))
+                while start < last:
                     if start:
                         check_interrupt()
                     part = slice(start, start + step)
@@ -310,7 +310,8 @@ class Search:
                     room = found if len(some) == count else found.take(part)
                     self.note(self.find([state], [request], some, room, self.numbers[start:]))
                     start += step
-                    is_last = start >= count or not lent or turns is None or turns.awaited
+                    if turns is not None and turns.awaited:
+                        break
 
     def request(
         self, queries: Floats, k: int, effort: Effort, limits: ReadLimits, radius: Floats | None, kept: tuple[int, int]
@@ -361,9 +362,9 @@ class Search:
 
     def candidate_limits(self, k: int, effort: Effort) -> tuple[int, int]:
         """Return how many candidates of a query are kept at first, and of one that has more."""
-        most, left = candidate_limit(k, effort, self.scan_bytes), self.selection.left
-        if left is not None and effort.candidates is None:
-            most = min(most, max(k, left))
+        most = candidate_limit(k, effort, self.scan_bytes)
+        if self.selection.left is not None:
+            most = min(most, max(k, self.selection.left))
         known, times = effort.most is not None or effort.candidates is not None, 2 if effort.loss else USUAL_MOST
         return most if known else min(most, max(4 * k, times * effort.usual, _LIMIT_FEW)), most
 

@@ -41,6 +41,7 @@ _VECTORS_PER_LIST = 100  # lists are 1 % of n; shorter lists probe finer, but ea
 _FEWEST_PER_LIST = 8  # in lists that were made for more
 _SCAN_LEAST, _SCAN_MOST = 64 << 10, 512 << 10
 _SCAN_PARTS, _SCAN_PARTS_MANY = 64, 320  # of the budget: one is a search's for candidates, where there are few and many
+_FEWER_LISTS = 16  # one list in so many makes room for longer codes: two bytes more of 34 save a twentieth of the reads
 _LISTS_SHARE = 0.25  # of the budget, at most, for lists and their graph
 _NUMBERS_BYTES = 4  # radius, factor and error
 # An axis, on average: with more bits a search reads hardly less, and scans longer. Pages come after them. At equal DRAM
@@ -268,10 +269,11 @@ def _fit(sizes: IndexSizes, dram: int, *, may_rotate: bool) -> IndexLayout | Non
         rotate = may_rotate and coded and 4 * padded * padded <= _ROTATION_SHARE * dram
         book = 16 * padded + 4 * padded * padded * rotate if coded else 8 * CODES_PER_BOOK * padded
         without_lists = fixed + book + 8 + sizes.count * per_vector + _checksum_bytes(sizes.count * per_vector)
-        lists = _lists_within(sizes.count, padded, dram, length)
-        total = without_lists + lists * per_list + _checksum_bytes(lists * per_list)
-        total += 8 * (lists + 1) * _PARTS_MORE * sizes.growing
-        if total <= dram:
+        wanted, more = _lists_within(sizes.count, padded, dram, length), 8 * _PARTS_MORE * sizes.growing
+        room = dram - without_lists - more
+        lists = min(wanted, (room - _checksum_bytes(room)) // (per_list + more))
+        if lists >= max(1, wanted - wanted // _FEWER_LISTS):
+            total = without_lists + lists * (per_list + more) + more + _checksum_bytes(lists * per_list)
             if not sizes.growing:
                 searches, total = _more_searches(sizes, dram, searches, total)
             return IndexLayout(lists, sizes.coding, code_bytes, padded, rotate, searches, total)
