@@ -120,7 +120,7 @@ def test_a_plan_keeps_its_machines_limits(plan: IndexPlan) -> None:
 
 @pytest.mark.long
 def test_more_queries_take_more_machines(sample: npt.NDArray[np.float32], plan: IndexPlan) -> None:
-    asked = 3 * plan.qps_most
+    asked = 30 * plan.qps_most  # each plan measures the processor, which others may keep busy
     more = plan_index(sample, dataclasses.replace(plan.workload, qps=asked), NODE, sample_rows=2048)
     assert more.nodes > plan.nodes
     assert more.replicas >= 2
