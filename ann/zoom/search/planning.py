@@ -185,7 +185,7 @@ def _eps_of_few(calibration: Calibration, k: int, recall: float) -> float:
     """Return how wide bounds have to be, in standard errors, to keep a recall among any few rows."""
     if calibration.bounds_hold:
         return _FEW_EPS
-    # Half of the loss allowed may lie beyond the widest bounds that were measured, of as many neighbours or more.
-    strict, known = 1 - (1 - recall) / 2, min(k, max(calibration.reached))
+    # Three quarters of the loss may lie beyond the widest bounds measured: those here are wider.
+    strict, known = 1 - 0.75 * (1 - recall), min(k, max(calibration.reached))
     holds = all(reached >= strict for each, reached in calibration.reached.items() if each >= known)
     return _ROUGH_EPS if holds else calibration.exact_eps
