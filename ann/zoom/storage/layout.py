@@ -38,10 +38,10 @@ __all__ = [
 ]
 
 _VECTORS_PER_LIST = 100  # lists are 1 % of n; shorter lists probe finer, but each costs its centroid
+_FEWER_LISTS = 16  # one list in so many makes room for longer codes: two bytes more of 34 save a twentieth of the reads
 _FEWEST_PER_LIST = 8  # in lists that were made for more
 _SCAN_LEAST, _SCAN_MOST = 64 << 10, 512 << 10
 _SCAN_PARTS, _SCAN_PARTS_MANY = 64, 320  # of the budget: one is a search's for candidates, where there are few and many
-_FEWER_LISTS = 16  # one list in so many makes room for longer codes: two bytes more of 34 save a twentieth of the reads
 _LISTS_SHARE = 0.25  # of the budget, at most, for lists and their graph
 _NUMBERS_BYTES = 4  # radius, factor and error
 # An axis, on average: with more bits a search reads hardly less, and scans longer. Pages come after them. At equal DRAM
