@@ -84,3 +84,15 @@ def test_rows_left_are_compared_where_calibration_cannot_reach_the_recall(made):
     assert usual.stats["escalated"] == "no"
     assert found.stats["escalated"] == "exact"
     assert (found.ids == np.argsort(away, axis=1)[:, :10]).all()
+
+
+@pytest.mark.parametrize(("measured", "all_compared"), [(0.945, True), (0.97, False)])
+def test_few_rows_are_all_compared_only_where_bounds_lose_too_much(made, measured, all_compared):
+    queries, away, change = made
+    few = np.flatnonzero(np.isfinite(away[0]))[:200]
+    away = np.where(np.isin(np.arange(away.shape[1]), few), away, np.inf)
+    with change(lambda measures: measures.update(reached=dict.fromkeys(measures["reached"], measured))) as index:
+        found = index.search(queries, 10, recall=0.95, allow=few)
+    assert shortfall(found, away, 10, 0.95) <= 0
+    every = len(few) * len(queries)
+    assert found.stats["candidates"] == every if all_compared else found.stats["candidates"] < every / 5
