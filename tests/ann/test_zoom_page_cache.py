@@ -300,3 +300,15 @@ def test_codes_come_before_pages_and_both_within_the_budget(
         assert richer.pool_pages >= layout.pool_pages or richer.code_bytes > layout.code_bytes
     plenty = plan_layout(sizes, dram + 20 * (count * (row_bytes + dimension) + (64 << 20)))
     assert plenty.pool_pages >= count * row_bytes // PAGE_BYTES
+
+
+@pytest.mark.parametrize(("count", "dimension"), [(194_222, 128), (100_000, 960), (20_000, 3072)])
+def test_longer_codes_take_no_greater_share_of_the_lists_than_they_grow_by(count: int, dimension: int) -> None:
+    sizes, fewer = IndexSizes(count, dimension, "l2", "rabitq", 4 * dimension, 4, 200_000), 0
+    for dram in np.linspace(dimension / 4, dimension / 2 + 80, 300) * count:
+        layout = plan_layout(sizes, int(dram), on_ssd=False)
+        wanted = min(each for each in (count // 100, count // 200, count // 400) if each >= layout.lists)
+        assert layout.code_bytes % 2 == 0  # from 128 axes on, an odd byte stays unused
+        assert (wanted - layout.lists) / wanted <= min(1 / 16, 2 / layout.code_bytes)
+        fewer += layout.lists < wanted
+    assert fewer or dimension > 128

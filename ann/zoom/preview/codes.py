@@ -16,14 +16,14 @@ import numpy.typing as npt
 from memhier import backend
 from memhier.io.kernels import METRICS
 
-__all__ = ["UNKNOWN", "WIDTHS", "CodeBook", "chunks", "train_codes"]
+__all__ = ["UNKNOWN", "WIDTHS", "CodeBook", "bytes_of_step", "chunks", "train_codes"]
 
 WIDTHS = (8, 4, 2, 1)
 UNKNOWN = 255
 """The byte of an error that is unknown."""
 
-_BLOCK = 8  # dimensions that get the same bits, so that they take whole bytes. From 128 dimensions on twice as many:
-# there, a width for a few axes costs a scan more than it tells
+_BLOCK = 8  # dimensions that get the same bits, so that they take whole bytes
+_WIDE = 128  # dimensions from which on twice as many do: a width for a few axes costs a scan more than it tells
 # Of a Gaussian of variance one: the best step of a uniform quantiser with 2^bits levels, and its mean squared error.
 _STEP = {1: 1.596, 2: 0.996, 4: 0.335, 8: 0.031}
 _ERROR = {0: 1.0, 1: 0.3634, 2: 0.1188, 4: 0.01154, 8: 0.00012}
@@ -342,13 +342,9 @@ def train_codes(
         if width:
             alpha.append(np.full(len(group), _STEP[width] * max(turned[group[0]], 1e-12) ** 0.5))
     book = CodeBook(
-        np.ascontiguousarray(rotation, dtype=np.float32),
-        _counts(widths),
-        np.concatenate(alpha).astype(np.float32),
-        turned.astype(np.float32),
-        max(total**0.5, least),
-        np.ones(4, np.int32),
-    )
+        np.ascontiguousarray(rotation, dtype=np.float32), _counts(widths), np.concatenate(alpha).astype(np.float32),
+        turned.astype(np.float32), max(total**0.5, least), np.ones(4, np.int32),
+    )  # fmt: skip
     return _with_ratios(book, residuals)
 
 
@@ -377,13 +373,9 @@ def _order_axes(residuals: Floats, code_bytes: int, least: float) -> CodeBook:
     steps = np.array([_STEP[int(width)] for width in widths[widths > 0]])
     alpha = steps * np.sqrt(np.maximum(share[: len(steps)], 1e-12))
     book = CodeBook(
-        order[regroup],
-        _counts(widths),
-        alpha.astype(np.float32),
-        share.astype(np.float32),
-        max(total**0.5, least),
+        order[regroup], _counts(widths), alpha.astype(np.float32), share.astype(np.float32), max(total**0.5, least),
         np.ones(4, np.int32),
-    )
+    )  # fmt: skip
     return _with_ratios(book, residuals)
 
 
@@ -442,10 +434,15 @@ def _counts(widths: npt.NDArray[np.int64]) -> tuple[int, int, int, int]:
     return eight, four, two, one
 
 
+def bytes_of_step(dimension: int) -> int:
+    """Return by how many bytes a code of so many axes grows."""
+    return 1 if dimension < _WIDE else 2
+
+
 def _assign_widths(share: npt.NDArray[np.float64], code_bytes: int) -> npt.NDArray[np.int64]:
     """Return the bits of each axis: each next bit goes to the block of axes where it lowers the error most."""
     steps = (0, *WIDTHS[::-1])
-    step = _BLOCK if len(share) < 128 or code_bytes == 1 else 2 * _BLOCK
+    step = _BLOCK * (1 if code_bytes == 1 else bytes_of_step(len(share)))
     blocks = [slice(at, at + step) for at in range(0, len(share), step)]
     widths = np.zeros(len(share), np.int64)
     left = code_bytes

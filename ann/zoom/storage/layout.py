@@ -6,6 +6,7 @@ from memhier.ann.zoom.filters.bitmaps import bitmap_bytes
 from memhier.ann.zoom.ids.stored_texts import PAGE_DRAM
 from memhier.ann.zoom.payload.stored import records_bytes
 from memhier.ann.zoom.preview.blocks import BLOCK_ROWS
+from memhier.ann.zoom.preview.codes import bytes_of_step
 from memhier.ann.zoom.preview.preview import Coding
 from memhier.ann.zoom.preview.routing.router import EXACT_LISTS, router_bytes_per_list
 from memhier.ann.zoom.preview.scan import CODES_PER_BOOK
@@ -38,7 +39,7 @@ __all__ = [
 ]
 
 _VECTORS_PER_LIST = 100  # lists are 1 % of n; shorter lists probe finer, but each costs its centroid
-_FEWER_LISTS = 16  # one list in so many makes room for longer codes: two bytes more of 34 save a twentieth of the reads
+_FEWER_LISTS = 16  # one list in so many makes room for longer codes, or the share by which they grow if that is less
 _FEWEST_PER_LIST = 8  # in lists that were made for more
 _SCAN_LEAST, _SCAN_MOST = 64 << 10, 512 << 10
 _SCAN_PARTS, _SCAN_PARTS_MANY = 64, 320  # of the budget: one is a search's for candidates, where there are few and many
@@ -272,7 +273,8 @@ def _fit(sizes: IndexSizes, dram: int, *, may_rotate: bool) -> IndexLayout | Non
         wanted, more = _lists_within(sizes.count, padded, dram, length), 8 * _PARTS_MORE * sizes.growing
         room = dram - without_lists - more
         lists = min(wanted, (room - _checksum_bytes(room)) // (per_list + more))
-        if lists >= max(1, wanted - wanted // _FEWER_LISTS):
+        fewer = wanted // max(_FEWER_LISTS, code_bytes // bytes_of_step(padded))
+        if lists >= max(1, wanted - fewer):
             total = without_lists + lists * (per_list + more) + more + _checksum_bytes(lists * per_list)
             if not sizes.growing:
                 searches, total = _more_searches(sizes, dram, searches, total)
@@ -385,9 +387,10 @@ def _choices(core: int, coding: Coding) -> list[tuple[int, int, int]]:
         widths = range(min(_NARROWEST, core), _WIDEST + 1)
         return [(_VECTORS_PER_LIST, -(-core // width), -(-core // width) * width) for width in widths]
     lengths = (_VECTORS_PER_LIST, 2 * _VECTORS_PER_LIST, 4 * _VECTORS_PER_LIST)
-    most, fair, least = -(-core * _BITS_MOST // 8), _fair_bytes(core), -(-core // 64)
-    choices = [(length, size, core) for length in lengths for size in range(most, fair - 1, -1)]
-    return choices + [(lengths[-1], size, core) for size in range(fair - 1, least - 1, -1)]
+    most, fair, least, step = -(-core * _BITS_MOST // 8), _fair_bytes(core), -(-core // 64), bytes_of_step(core)
+    sizes = [size for size in range(most, least - 1, -1) if size % step == 0 or size in (most, least)]
+    choices = [(length, size, core) for length in lengths for size in sizes if size >= fair]
+    return choices + [(lengths[-1], size, core) for size in sizes if size < fair]
 
 
 def _fair_bytes(core: int) -> int:
