@@ -86,7 +86,7 @@ def test_rows_left_are_compared_where_calibration_cannot_reach_the_recall(made):
     assert (found.ids == np.argsort(away, axis=1)[:, :10]).all()
 
 
-@pytest.mark.parametrize(("measured", "all_compared"), [(0.945, True), (0.97, False)])
+@pytest.mark.parametrize(("measured", "all_compared"), [(0.945, True), (0.955, True), (0.97, False)])
 def test_few_rows_are_all_compared_only_where_bounds_lose_too_much(made, measured, all_compared):
     queries, away, change = made
     few = np.flatnonzero(np.isfinite(away[0]))[:200]

@@ -302,13 +302,20 @@ def test_codes_come_before_pages_and_both_within_the_budget(
     assert plenty.pool_pages >= count * row_bytes // PAGE_BYTES
 
 
-@pytest.mark.parametrize(("count", "dimension"), [(194_222, 128), (100_000, 960), (20_000, 3072)])
-def test_longer_codes_take_no_greater_share_of_the_lists_than_they_grow_by(count: int, dimension: int) -> None:
-    sizes, fewer = IndexSizes(count, dimension, "l2", "rabitq", 4 * dimension, 4, 200_000), 0
+@pytest.mark.parametrize(
+    ("count", "dimension", "metric", "step"),
+    [(194_222, 128, "l2", 2), (194_222, 128, "ip", 2), (100_000, 200, "l2", 1), (100_000, 960, "l2", 2)],
+)
+def test_longer_codes_take_no_greater_share_of_the_lists_than_they_grow_by(
+    count: int, dimension: int, metric: Metric, step: int
+) -> None:
+    """From 128 axes on, a code of whole blocks of 16 axes grows by two bytes: an odd one would stay unused."""
+    sizes, planned, fewer = IndexSizes(count, dimension, metric, "rabitq", 4 * dimension, 4, 200_000), set(), 0
     for dram in np.linspace(dimension / 4, dimension / 2 + 80, 300) * count:
         layout = plan_layout(sizes, int(dram), on_ssd=False)
         wanted = min(each for each in (count // 100, count // 200, count // 400) if each >= layout.lists)
-        assert layout.code_bytes % 2 == 0  # from 128 axes on, an odd byte stays unused
-        assert (wanted - layout.lists) / wanted <= min(1 / 16, 2 / layout.code_bytes)
+        assert (wanted - layout.lists) / wanted <= min(1 / 16, step / layout.code_bytes)
+        planned.add(layout.code_bytes)
         fewer += layout.lists < wanted
-    assert fewer or dimension > 128
+    assert {size % 2 for size in planned if size < dimension // 2} == ({0} if step == 2 else {0, 1})
+    assert fewer or dimension > 200  # shares of long codes are less than a list

@@ -435,14 +435,14 @@ def _counts(widths: npt.NDArray[np.int64]) -> tuple[int, int, int, int]:
 
 
 def bytes_of_step(dimension: int) -> int:
-    """Return by how many bytes a code of so many axes grows."""
-    return 1 if dimension < _WIDE else 2
+    """Return by how many bytes, at least, a code of so many axes grows."""
+    return 1 if dimension < _WIDE or dimension % (2 * _BLOCK) else 2
 
 
 def _assign_widths(share: npt.NDArray[np.float64], code_bytes: int) -> npt.NDArray[np.int64]:
     """Return the bits of each axis: each next bit goes to the block of axes where it lowers the error most."""
     steps = (0, *WIDTHS[::-1])
-    step = _BLOCK * (1 if code_bytes == 1 else bytes_of_step(len(share)))
+    step = _BLOCK if len(share) < _WIDE or code_bytes == 1 else 2 * _BLOCK
     blocks = [slice(at, at + step) for at in range(0, len(share), step)]
     widths = np.zeros(len(share), np.int64)
     left = code_bytes

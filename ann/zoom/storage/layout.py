@@ -171,7 +171,7 @@ def wave_bytes(dram: int) -> int:
 
 def codes_can_grow(code_bytes: int, dimension: int, metric: Metric, coding: Coding) -> bool:
     """Return whether a larger budget makes codes longer than `code_bytes`."""
-    return code_bytes < max(size for _, size, _ in _choices(core_dimension(metric, dimension), coding))
+    return code_bytes < max(size for _, size, _ in _choices(core_dimension(metric, dimension), coding, 1))
 
 
 def fresh_bytes(dram: int) -> int:
@@ -262,9 +262,9 @@ def file_bytes(sizes: IndexSizes, layout: IndexLayout) -> int:
 
 def _fit(sizes: IndexSizes, dram: int, *, may_rotate: bool) -> IndexLayout | None:
     """Return the layout with the longest codes that fits, None where none does."""
-    coded = sizes.coding == "rabitq"
+    coded, step = sizes.coding == "rabitq", bytes_of_step(sizes.dimension)
     fixed, searches = _fixed_bytes(sizes, dram)
-    for length, code_bytes, padded in _choices(core_dimension(sizes.metric, sizes.dimension), sizes.coding):
+    for length, code_bytes, padded in _choices(core_dimension(sizes.metric, sizes.dimension), sizes.coding, step):
         per_vector = code_bytes + sizes.id_bytes + (_NUMBERS_BYTES if coded else 0)
         per_list = _list_bytes(sizes.count, padded)
         rotate = may_rotate and coded and 4 * padded * padded <= _ROTATION_SHARE * dram
@@ -273,7 +273,7 @@ def _fit(sizes: IndexSizes, dram: int, *, may_rotate: bool) -> IndexLayout | Non
         wanted, more = _lists_within(sizes.count, padded, dram, length), 8 * _PARTS_MORE * sizes.growing
         room = dram - without_lists - more
         lists = min(wanted, (room - _checksum_bytes(room)) // (per_list + more))
-        fewer = wanted // max(_FEWER_LISTS, code_bytes // bytes_of_step(padded))
+        fewer = wanted // max(_FEWER_LISTS, code_bytes // step)
         if lists >= max(1, wanted - fewer):
             total = without_lists + lists * (per_list + more) + more + _checksum_bytes(lists * per_list)
             if not sizes.growing:
@@ -378,8 +378,8 @@ def _each_list(padded: int, lists: int) -> int:
     return router_bytes_per_list(padded, lists) + 4
 
 
-def _choices(core: int, coding: Coding) -> list[tuple[int, int, int]]:
-    """Return choices of mean length of a list, bytes of a code and padded dimension, the best first.
+def _choices(core: int, coding: Coding, step: int) -> list[tuple[int, int, int]]:
+    """Return choices of mean length of a list, bytes of a code in steps, and padded dimension, the best first.
 
     Longer lists free DRAM for codes; that pays if codes would otherwise have less than half a bit an axis.
     """
@@ -387,7 +387,7 @@ def _choices(core: int, coding: Coding) -> list[tuple[int, int, int]]:
         widths = range(min(_NARROWEST, core), _WIDEST + 1)
         return [(_VECTORS_PER_LIST, -(-core // width), -(-core // width) * width) for width in widths]
     lengths = (_VECTORS_PER_LIST, 2 * _VECTORS_PER_LIST, 4 * _VECTORS_PER_LIST)
-    most, fair, least, step = -(-core * _BITS_MOST // 8), _fair_bytes(core), -(-core // 64), bytes_of_step(core)
+    most, fair, least = -(-core * _BITS_MOST // 8), _fair_bytes(core), -(-core // 64)
     sizes = [size for size in range(most, least - 1, -1) if size % step == 0 or size in (most, least)]
     choices = [(length, size, core) for length in lengths for size in sizes if size >= fair]
     return choices + [(lengths[-1], size, core) for size in sizes if size < fair]
